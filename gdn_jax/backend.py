@@ -1,0 +1,41 @@
+"""Which backend runs an operator, and why another cannot."""
+
+import pallas_kernels.support
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import BackendUnavailableError, GDNError
+
+OPS = ("decode_step", "decode", "trace_step", "recurrent_gated_delta_rule")
+BACKENDS = ("xla", "pallas")
+
+
+class UnknownNameError(GDNError, ValueError):
+    """An operator or backend name that does not exist."""
+
+
+def unavailable_reason(op: str, cfg: GDNConfig | None, backend: str) -> str | None:
+    """Why ``backend`` cannot run ``op`` at this shape on this device; None when it can."""
+    if op not in OPS:
+        raise UnknownNameError(f"no operator {op!r}; there are {', '.join(OPS)}")
+    if backend not in BACKENDS:
+        raise UnknownNameError(f"no backend {backend!r}; there are {', '.join(BACKENDS)}")
+    return None if backend == "xla" else pallas_kernels.support.unavailable_reason(op)
+
+
+def select_backend(op: str, cfg: GDNConfig | None = None, *, backend: str | None = None) -> str:
+    """The backend that runs ``op``: the named one, or the first available of pallas and xla.
+
+    Args:
+        op: one of :data:`OPS`.
+        cfg: the layer's sizes, where the operator has them.
+        backend: a name to insist on; never replaced by another.
+
+    Raises:
+        UnknownNameError: no such operator or backend.
+        BackendUnavailableError: the named backend cannot run it here, with the reason.
+    """
+    if backend is None:
+        return "xla" if unavailable_reason(op, cfg, "pallas") else "pallas"
+    reason = unavailable_reason(op, cfg, backend)
+    if reason:
+        raise BackendUnavailableError(f"{op} on backend {backend!r}: {reason}")
+    return backend

@@ -1,0 +1,158 @@
+"""Resident layers: which weights are on the device, and the rule that nothing else is stepped."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdn_jax.backend import select_backend
+from gdn_jax.checks import check_array, check_config
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import LayerNotResidentError, ShapeError
+from gdn_jax.layer import decode, decode_step, forward
+from gdn_jax.params import GDNParams, check_params
+from gdn_jax.state import GDNState, _zeros, check_state
+from gdn_jax.types import Token, Tokens
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class LayerBank:
+    """The resident weights of a stack of ``num_layers`` layers of one shape; an immutable pytree.
+
+    Making a layer resident returns a new bank that shares every array with the old one. A layer is
+    stepped only when all of its weights are resident; otherwise LayerNotResidentError, before any
+    state changes. ``layer`` is a static Python integer everywhere.
+
+    Raises:
+        ShapeError: ``cfg`` is not a GDNConfig or ``num_layers`` not a positive integer.
+    """
+
+    cfg: GDNConfig
+    num_layers: int
+    layers: tuple[GDNParams | None, ...] = dataclasses.field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_config("LayerBank", self.cfg)
+        if not isinstance(self.num_layers, int) or self.num_layers < 1:
+            found = self.num_layers
+            raise ShapeError(f"LayerBank: num_layers is {found!r}; needed a positive integer")
+        if not self.layers:
+            object.__setattr__(self, "layers", (None,) * self.num_layers)
+
+    @property
+    def resident(self) -> tuple[int, ...]:
+        """The layers that can be stepped."""
+        return tuple(i for i, params in enumerate(self.layers) if params is not None)
+
+    def preload(self, layer: int, params: GDNParams) -> "LayerBank":
+        """A bank in which ``layer`` is resident with these weights, moved to the default device.
+
+        Raises:
+            ShapeError: no such layer, or weights that do not fit the configuration.
+        """
+        self._check_layer("LayerBank.preload", layer)
+        check_params("LayerBank.preload", params, self.cfg)
+        layers = list(self.layers)
+        layers[layer] = jax.tree.map(jnp.asarray, params)
+        return dataclasses.replace(self, layers=tuple(layers))
+
+    def init_state(self, batch: int = 1) -> GDNState:
+        """Zeros for the whole stack: S [L, B, HV, K, V], conv_hist [L, B, W-1, C], float32."""
+        return _zeros("LayerBank.init_state", self.cfg, (self.num_layers, batch))
+
+    def reset(self, state: GDNState, layer: int) -> GDNState:
+        """The state with one layer's part zeroed, whatever it held."""
+        self._check_layer("LayerBank.reset", layer)
+        check_state("LayerBank.reset", state, self.cfg, layers=self.num_layers)
+        return jax.tree.map(lambda x: x.at[layer].set(0.0), state)
+
+    def step(
+        self, state: GDNState, layer: int, x: Token, *, backend: str | None = None
+    ) -> tuple[Token, GDNState]:
+        """One token of one layer: :func:`gdn_jax.decode_step` on that layer's part of the state.
+
+        Traceable, on device arrays; jit it with the state donated for an update in place.
+
+        Raises:
+            LayerNotResidentError: the layer's weights are not resident.
+            ShapeError: an argument of the wrong shape, rank or dtype, or no such layer.
+        """
+        params, part = self._ready("LayerBank.step", state, layer)
+        y, part = decode_step(params, part, x, self.cfg, backend=backend)
+        return y, _write(state, layer, part)
+
+    def decode(
+        self, state: GDNState, layer: int, xs: Tokens, *, backend: str | None = None
+    ) -> tuple[Tokens, GDNState]:
+        """T tokens of one layer in one device run: :func:`gdn_jax.decode` on its part of the state.
+
+        Traceable; errors as :meth:`step`.
+        """
+        params, part = self._ready("LayerBank.decode", state, layer)
+        ys, part = decode(params, part, xs, self.cfg, backend=backend)
+        return ys, _write(state, layer, part)
+
+    def decode_host(
+        self, state: GDNState, layer: int, xs: np.ndarray, *, backend: str | None = None
+    ) -> tuple[np.ndarray, GDNState]:
+        """T tokens of one layer with a host round trip for each: xs, ys NumPy [B, T, D] float32.
+
+        Every token's input goes to the device and its output comes back before the next one
+        starts; weights and state stay on the device. Host-facing: the step is jitted here, and the
+        layer's part of the state is copied once, so that the step may update it in place.
+        Errors as :meth:`step`.
+        """
+        where = "LayerBank.decode_host"
+        params, part = self._ready(where, state, layer)
+        if not isinstance(xs, np.ndarray):
+            raise ShapeError(f"{where}: xs is a {type(xs).__name__}; needed a numpy array")
+        dims = [("B", part.S.shape[0]), ("T", None), ("D", self.cfg.d_model)]
+        check_array(where, "xs", xs, dims, [np.float32])
+        if xs.shape[1] == 0:
+            raise ShapeError(f"{where}: xs has shape {xs.shape}; needed at least one token, T >= 1")
+        select_backend("decode_step", self.cfg, backend=backend)
+        ys = np.empty_like(xs)
+        for t in range(xs.shape[1]):
+            y, part = _host_step(params, part, jnp.asarray(xs[:, t]), self.cfg)
+            ys[:, t] = np.asarray(y)
+        return ys, _write(state, layer, part)
+
+    def _ready(self, where: str, state: GDNState, layer: int) -> tuple[GDNParams, GDNState]:
+        self._check_layer(where, layer)
+        params = self.layers[layer]
+        if params is None:
+            have = ", ".join(map(str, self.resident)) or "none"
+            raise LayerNotResidentError(
+                f"{where}: layer {layer} is not resident (resident: {have}); "
+                f"preload({layer}, params) first"
+            )
+        check_state(where, state, self.cfg, layers=self.num_layers)
+        return params, jax.tree.map(lambda x: x[layer], state)
+
+    def _check_layer(self, where: str, layer: int) -> None:
+        if not isinstance(layer, int) or not 0 <= layer < self.num_layers:
+            raise ShapeError(f"{where}: layer is {layer!r}; needed 0 to {self.num_layers - 1}")
+
+    def tree_flatten(self) -> tuple[list[Any], tuple[GDNConfig, int]]:
+        return [self.layers], (self.cfg, self.num_layers)
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple[GDNConfig, int], children: list[Any]) -> "LayerBank":
+        bank = object.__new__(cls)
+        for name, value in zip(("cfg", "num_layers", "layers"), (*aux, *children), strict=True):
+            object.__setattr__(bank, name, value)
+        return bank
+
+
+def _write(state: GDNState, layer: int, part: GDNState) -> GDNState:
+    return jax.tree.map(lambda whole, new: whole.at[layer].set(new), state, part)
+
+
+@functools.partial(jax.jit, static_argnames="cfg", donate_argnames="state")
+def _host_step(params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig):
+    y, state, _ = forward(params, state, x, cfg)
+    return y, state

@@ -1,0 +1,103 @@
+"""One Gated DeltaNet layer: the only place where the seven steps are composed."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gdn_jax import steps
+from gdn_jax.backend import select_backend
+from gdn_jax.checks import check_array
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import ShapeError
+from gdn_jax.params import GDNParams, check_params
+from gdn_jax.state import GDNState, check_state
+from gdn_jax.trace import Trace
+from gdn_jax.types import Token, Tokens
+
+
+def forward(
+    params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig
+) -> tuple[Token, GDNState, Trace]:
+    """The seven steps of one token, unchecked."""
+    xc, z, b, a, beta, g = steps.input_projections(params, x)
+    xcv, hist = steps.causal_conv(xc, state.conv_hist, params.conv_weight)
+    q, k, v = steps.split_heads(xcv, cfg)
+    q, k = steps.normalise_qk(q, k)
+    on, S = steps.delta_rule(q, k, v, g, beta, state.S)
+    onn = steps.gated_rms_norm(on, z, params.norm_weight, cfg.norm_eps)
+    out = steps.output_projection(onn, params.out_proj)
+    trace = Trace(
+        dict(XC=xc, Z=z, B=b, A=a, BETA=beta, G=g, XCV=xcv)
+        | dict(Q=q, K=k, ON=on, ONN=onn, OUT=out, S=S, HIST=hist)
+    )
+    return out, GDNState(S, hist), trace
+
+
+def decode_step(
+    params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, *, backend: str | None = None
+) -> tuple[Token, GDNState]:
+    """One token of one layer: x [B, D] float32 -> y [B, D] float32 and the new state.
+
+    The seven steps of :mod:`gdn_jax.steps`, in float32 throughout. Pure: the state that came in is
+    untouched. Up to eight rows, a row's bits do not depend on what the other rows hold.
+
+    Args:
+        params: the layer's weights.
+        state: S [B, HV, K, V] and conv_hist [B, W-1, C], float32.
+        x: input after the block's norm.
+        cfg: the layer's sizes, static.
+        backend: None chooses by :func:`gdn_jax.select_backend`; a name runs or raises.
+
+    Raises:
+        ShapeError: an argument of the wrong shape, rank or dtype.
+        BackendUnavailableError: the named backend cannot run here.
+    """
+    _check("decode_step", params, state, x, cfg, backend)
+    y, state, _ = forward(params, state, x, cfg)
+    return y, state
+
+
+def trace_step(
+    params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, *, backend: str | None = None
+) -> tuple[Token, GDNState, Trace]:
+    """:func:`decode_step` with every operator's result; y and the state are bit-identical to it."""
+    _check("trace_step", params, state, x, cfg, backend)
+    return forward(params, state, x, cfg)
+
+
+def decode(
+    params: GDNParams, state: GDNState, xs: Tokens, cfg: GDNConfig, *, backend: str | None = None
+) -> tuple[Tokens, GDNState]:
+    """T tokens of one layer in one device run: xs [B, T, D] -> ys [B, T, D] and the new state.
+
+    One ``lax.scan`` over tokens with the state carried on the device; equal to T calls of
+    :func:`decode_step`. Arguments and errors as there; T must be at least 1.
+    """
+    check_array("decode", "xs", xs, [("B", None), ("T", None), ("D", cfg.d_model)], [jnp.float32])
+    if xs.shape[1] == 0:
+        raise ShapeError(f"decode: xs has shape {xs.shape}; needed at least one token, T >= 1")
+    _check("decode", params, state, xs[:, 0], cfg, backend)
+    return decode_unchecked(params, state, xs, cfg)
+
+
+def decode_unchecked(
+    params: GDNParams, state: GDNState, xs: Tokens, cfg: GDNConfig
+) -> tuple[Tokens, GDNState]:
+    """The scan of :func:`decode`."""
+
+    def body(state: GDNState, x: Token) -> tuple[GDNState, Token]:
+        y, state, _ = forward(params, state, x, cfg)
+        return state, y
+
+    with jax.named_scope("decode"):
+        state, ys = lax.scan(body, state, jnp.swapaxes(xs, 0, 1))
+    return jnp.swapaxes(ys, 0, 1), state
+
+
+def _check(
+    op: str, params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, backend: str | None
+) -> None:
+    check_params(op, params, cfg)
+    check_state(op, state, cfg)
+    check_array(op, "x", x, [("B", state.S.shape[0]), ("D", cfg.d_model)], [jnp.float32])
+    select_backend(op, cfg, backend=backend)

@@ -1,0 +1,143 @@
+"""The seven steps of one token, as seven pure functions in reading order.
+
+Each takes float32 arrays with leading batch axes and returns float32. Shapes are written without
+the batch. The results of a step pass an optimization barrier, so that XLA fuses inside a step and
+never across two: reading an intermediate out cannot change a bit of what follows it.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gdn_jax.config import GDNConfig
+from gdn_jax.params import GDNParams
+from gdn_jax.types import Array
+
+QK_NORM_EPS = 1e-6
+"""Added to the sum of squares under the root of the q/k norm, as flash-linear-attention does."""
+
+_ROWWISE_LIMIT = 8
+
+
+def _step[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    @functools.wraps(function)
+    def scoped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.named_scope(function.__name__):
+            return lax.optimization_barrier(function(*args, **kwargs))
+
+    return scoped
+
+
+def project(x: Array, w: Array) -> Array:
+    """``y = w·x`` in float32: x [.., D], w [N, D] -> y [.., N].
+
+    Up to eight rows are reduced as products and a sum, which XLA adds up in a tree: the error is a
+    quarter of a dot's, a row's bits do not depend on its neighbours, and no TF32 can slip in.
+    More rows are one dot at ``Precision.HIGHEST``.
+    """
+    rows = x.size // x.shape[-1]
+    if rows > _ROWWISE_LIMIT:
+        w = w.astype(jnp.float32)
+        dims = (((x.ndim - 1,), (1,)), ((), ()))
+        return lax.dot_general(x, w, dims, precision=lax.Precision.HIGHEST)
+    products = jnp.expand_dims(x, -2) * lax.expand_dims(w.astype(jnp.float32), range(x.ndim - 1))
+    return jnp.sum(products, axis=-1)
+
+
+def softplus(x: Array) -> Array:
+    """``log(1 + exp(x))`` in three branches: x above 20, exp(x) below -20, else log1p(exp(x))."""
+    middle = jnp.log1p(jnp.exp(jnp.clip(x, -20.0, 20.0)))
+    return jnp.where(x > 20.0, x, jnp.where(x < -20.0, jnp.exp(jnp.minimum(x, 0.0)), middle))
+
+
+def rsqrt(x: Array) -> Array:
+    """``1/sqrt(x)`` from a correctly rounded root: the hardware's own rsqrt is 2 ulp off."""
+    return 1.0 / jnp.sqrt(x)
+
+
+@_step
+def input_projections(params: GDNParams, x: Array) -> tuple[Array, ...]:
+    """Step 1: ``qkv, z, b, a, beta, g`` from x [D].
+
+    ``qkv = Wqkv·x`` [C], ``z = Wz·x`` [HV·V], ``b = Wb·x``, ``a = Wa·x`` [HV];
+    ``beta = sigmoid(b)`` and ``g = -exp(A_log) · softplus(a + dt_bias)``, a log decay, never
+    positive.
+    """
+    b, a = project(x, params.in_proj_b), project(x, params.in_proj_a)
+    lead = range(a.ndim - 1)
+    A_log, dt_bias = (lax.expand_dims(p, lead) for p in (params.A_log, params.dt_bias))
+    beta = jax.nn.sigmoid(b)
+    g = -jnp.exp(A_log) * softplus(a + dt_bias)
+    return project(x, params.in_proj_qkv), project(x, params.in_proj_z), b, a, beta, g
+
+
+@_step
+def causal_conv(qkv: Array, hist: Array, weight: Array) -> tuple[Array, Array]:
+    """Step 2: depthwise causal convolution, SiLU, and the new history.
+
+    ``out[c] = silu(sum_j weight[c, j] · window[j, c])`` over the window ``[hist; qkv]``, oldest
+    first. The history drops its oldest frame and appends the convolution's **input**.
+    qkv [C], hist [W-1, C], weight [C, W] -> out [C], hist [W-1, C].
+    """
+    window = jnp.concatenate([hist, jnp.expand_dims(qkv, -2)], axis=-2)
+    taps = lax.expand_dims(weight.T, range(window.ndim - 2))
+    return jax.nn.silu(jnp.sum(window * taps, axis=-2)), window[..., 1:, :]
+
+
+@_step
+def split_heads(qkv: Array, cfg: GDNConfig) -> tuple[Array, Array, Array]:
+    """Step 3: q [HK, K], k [HK, K], v [HV, V] as views of the convolved channels [C]."""
+    q, k, v = jnp.split(qkv, (cfg.key_dim, 2 * cfg.key_dim), axis=-1)
+    keys = (*qkv.shape[:-1], cfg.num_k_heads, cfg.head_k_dim)
+    values = (*qkv.shape[:-1], cfg.num_v_heads, cfg.head_v_dim)
+    return q.reshape(keys), k.reshape(keys), v.reshape(values)
+
+
+def l2_normalise(x: Array) -> Array:
+    """``x · rsqrt(sum(x²) + 1e-6)`` over the last axis; a zero row stays zero."""
+    return x * rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + QK_NORM_EPS)
+
+
+@_step
+def normalise_qk(q: Array, k: Array) -> tuple[Array, Array]:
+    """Step 4: both heads to unit length, then q scaled by ``K**-0.5``, once."""
+    return l2_normalise(q) * q.shape[-1] ** -0.5, l2_normalise(k)
+
+
+@_step
+def delta_rule(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, S: Array
+) -> tuple[Array, Array]:
+    """Step 5: the gated delta rule for one token.
+
+    ``S' = exp(g)·S``; ``delta = (v - S'ᵀk)·beta``; ``S = S' + k⊗delta``; ``o = Sᵀq``, read from
+    the updated state. q, k [HK, K], v [HV, V], g, beta [HV], S [HV, K, V] -> o [HV, V], S.
+    Sums are products and reductions, not dots, so their order is fixed.
+
+    Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464.
+    """
+    groups = S.shape[-3] // k.shape[-2]
+    q, k = (jnp.expand_dims(jnp.repeat(x, groups, axis=-2), -1) for x in (q, k))
+    decayed = jnp.exp(g)[..., None, None] * S
+    delta = (v - jnp.sum(decayed * k, axis=-2)) * beta[..., None]
+    S = decayed + k * jnp.expand_dims(delta, -2)
+    return jnp.sum(S * q, axis=-2), S
+
+
+@_step
+def gated_rms_norm(o: Array, z: Array, weight: Array, eps: float) -> Array:
+    """Step 6: ``weight · o·rsqrt(mean(o²) + eps) · silu(z)`` per value head.
+
+    o [HV, V], z [HV·V], weight [V] (used as it is) -> [HV, V].
+    """
+    normed = o * rsqrt(jnp.mean(o * o, axis=-1, keepdims=True) + eps)
+    return lax.expand_dims(weight, range(o.ndim - 1)) * normed * jax.nn.silu(z.reshape(o.shape))
+
+
+@_step
+def output_projection(o: Array, weight: Array) -> Array:
+    """Step 7: ``y = Wout·o``, o [HV, V] -> y [D]."""
+    return project(o.reshape(*o.shape[:-2], -1), weight)

@@ -1,0 +1,1 @@
+"""Checks, metrics and reports: the evidence that a layer is right."""

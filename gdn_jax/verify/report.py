@@ -1,0 +1,62 @@
+"""What a run found: data first. Rendering is in :mod:`render` and :mod:`html`."""
+
+import dataclasses
+import json
+import math
+import os
+from typing import Any
+
+from gdn_jax.state import write_atomically
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One check: its value against a limit, and what passing it shows and does not show."""
+
+    id: str
+    ok: bool
+    value: float
+    limit: float
+    unit: str
+    detail: str
+    shows: str
+    shows_not: str
+
+
+@dataclasses.dataclass
+class Report:
+    """Environment, settings, checks and named tables of one run."""
+
+    environment: dict[str, Any]
+    settings: dict[str, Any]
+    checks: list[Check] = dataclasses.field(default_factory=list)
+    tables: dict[str, list[Row]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are checks and all of them hold."""
+        return bool(self.checks) and all(check.ok for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: ``ok``, ``environment``, ``settings``, ``checks``, then each table."""
+        checks = [dataclasses.asdict(check) for check in self.checks]
+        head = {"ok": self.ok, "environment": self.environment, "settings": self.settings}
+        return _finite(head | {"checks": checks} | self.tables)
+
+    def write_json(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`as_dict` to a file, atomically."""
+        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(path, (text + "\n").encode())
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity or NaN: they become the strings "inf", "-inf" and "nan"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
