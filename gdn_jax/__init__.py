@@ -2,6 +2,7 @@
 
 from gdn_jax.backend import select_backend
 from gdn_jax.bank import LayerBank
+from gdn_jax.checkpoint import HFCheckpoint, load_hf_layer
 from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.delta_rule import causal_conv1d, recurrent_gated_delta_rule
 from gdn_jax.errors import (
@@ -11,11 +12,26 @@ from gdn_jax.errors import (
     GDNError,
     LayerNotResidentError,
     OracleError,
+    PoolKeyError,
+    QuantizationError,
     ShapeError,
+    StaleBindingError,
     StateFileError,
+    TierConflictError,
+    UnknownNameError,
 )
 from gdn_jax.layer import decode, decode_step, trace_step
 from gdn_jax.params import GDNParams, init_params
+from gdn_jax.quant.codecs import (
+    q4_from_gguf_blocks,
+    q4_from_tiles,
+    q4_to_gguf_blocks,
+    q4_to_tiles,
+)
+from gdn_jax.quant.matmul import q4_matmul
+from gdn_jax.quant.pool import Q4Pool
+from gdn_jax.quant.q4array import Q4Array, dequantize
+from gdn_jax.quant.quantize import quantize_q4
 from gdn_jax.state import (
     GDNState,
     clone_state,
@@ -37,21 +53,37 @@ __all__ = [
     "GDNError",
     "GDNParams",
     "GDNState",
+    "HFCheckpoint",
     "LayerBank",
     "LayerNotResidentError",
     "OracleError",
+    "PoolKeyError",
+    "Q4Array",
+    "Q4Pool",
+    "QuantizationError",
     "ShapeError",
+    "StaleBindingError",
     "StateFileError",
+    "TierConflictError",
     "Trace",
+    "UnknownNameError",
     "causal_conv1d",
     "clone_state",
     "decode",
     "decode_step",
+    "dequantize",
     "export_state",
     "import_state",
     "init_params",
     "init_state",
+    "load_hf_layer",
     "load_state",
+    "q4_from_gguf_blocks",
+    "q4_from_tiles",
+    "q4_matmul",
+    "q4_to_gguf_blocks",
+    "q4_to_tiles",
+    "quantize_q4",
     "recurrent_gated_delta_rule",
     "reset_state",
     "save_state",

@@ -2,14 +2,10 @@
 
 import pallas_kernels.support
 from gdn_jax.config import GDNConfig
-from gdn_jax.errors import BackendUnavailableError, GDNError
+from gdn_jax.errors import BackendUnavailableError, UnknownNameError
 
-OPS = ("decode_step", "decode", "trace_step", "recurrent_gated_delta_rule")
+OPS = ("decode_step", "decode", "trace_step", "recurrent_gated_delta_rule", "q4_matmul")
 BACKENDS = ("xla", "pallas")
-
-
-class UnknownNameError(GDNError, ValueError):
-    """An operator or backend name that does not exist."""
 
 
 def unavailable_reason(op: str, cfg: GDNConfig | None, backend: str) -> str | None:

@@ -11,9 +11,11 @@ import numpy as np
 from gdn_jax.backend import select_backend
 from gdn_jax.checks import check_array, check_config
 from gdn_jax.config import GDNConfig
-from gdn_jax.errors import LayerNotResidentError, ShapeError
+from gdn_jax.errors import ShapeError
 from gdn_jax.layer import decode, decode_step, forward
-from gdn_jax.params import GDNParams, check_params
+from gdn_jax.params import LARGE, SMALL, GDNParams, check_params
+from gdn_jax.quant.pool import Q4Pool
+from gdn_jax.residency import Slot
 from gdn_jax.state import GDNState, _zeros, check_state
 from gdn_jax.types import Token, Tokens
 
@@ -23,9 +25,14 @@ from gdn_jax.types import Token, Tokens
 class LayerBank:
     """The resident weights of a stack of ``num_layers`` layers of one shape; an immutable pytree.
 
-    Making a layer resident returns a new bank that shares every array with the old one. A layer is
-    stepped only when all of its weights are resident; otherwise LayerNotResidentError, before any
-    state changes. ``layer`` is a static Python integer everywhere.
+    Every change returns a new bank that shares its arrays with the old one, so a refused change
+    leaves the bank exactly as it was. A layer is stepped only when all of its weights are
+    resident; otherwise an error, before any state changes. A layer's three large projections are
+    held directly or bound to a :class:`gdn_jax.Q4Pool` by key, never both.
+
+    ``layer`` is a static Python integer everywhere. Passed through ``jit`` or ``jax.tree.map``, a
+    bank becomes a snapshot that holds the arrays of its bindings; a function that closes over a
+    bank keeps those of the moment it was traced.
 
     Raises:
         ShapeError: ``cfg`` is not a GDNConfig or ``num_layers`` not a positive integer.
@@ -33,32 +40,68 @@ class LayerBank:
 
     cfg: GDNConfig
     num_layers: int
-    layers: tuple[GDNParams | None, ...] = dataclasses.field(default=(), repr=False)
+    slots: tuple[Slot, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         check_config("LayerBank", self.cfg)
-        if not isinstance(self.num_layers, int) or self.num_layers < 1:
+        if type(self.num_layers) is not int or self.num_layers < 1:
             found = self.num_layers
             raise ShapeError(f"LayerBank: num_layers is {found!r}; needed a positive integer")
-        if not self.layers:
-            object.__setattr__(self, "layers", (None,) * self.num_layers)
+        if not self.slots:
+            object.__setattr__(self, "slots", (Slot(),) * self.num_layers)
 
     @property
     def resident(self) -> tuple[int, ...]:
         """The layers that can be stepped."""
-        return tuple(i for i, params in enumerate(self.layers) if params is not None)
+        return tuple(i for i, slot in enumerate(self.slots) if slot.resident)
 
     def preload(self, layer: int, params: GDNParams) -> "LayerBank":
-        """A bank in which ``layer`` is resident with these weights, moved to the default device.
+        """A bank in which ``layer`` holds these nine weights, moved to the default device.
 
         Raises:
             ShapeError: no such layer, or weights that do not fit the configuration.
+            TierConflictError: the layer is bound to an int4 pool; nothing is allocated.
         """
-        self._check_layer("LayerBank.preload", layer)
-        check_params("LayerBank.preload", params, self.cfg)
-        layers = list(self.layers)
-        layers[layer] = jax.tree.map(jnp.asarray, params)
-        return dataclasses.replace(self, layers=tuple(layers))
+        where = "LayerBank.preload"
+        self._check_layer(where, layer)
+        check_params(where, params, self.cfg)
+        return self._with(layer, self.slots[layer].loaded(where, layer, params))
+
+    def preload_small(self, layer: int, params: GDNParams) -> "LayerBank":
+        """A bank in which ``layer`` holds the six small tensors; the large ones may be None.
+
+        Raises:
+            ShapeError: no such layer, or tensors that do not fit the configuration.
+        """
+        where = "LayerBank.preload_small"
+        self._check_layer(where, layer)
+        check_params(where, params, self.cfg, SMALL)
+        return self._with(layer, self.slots[layer].with_small(params))
+
+    def bind_q4(self, layer: int, pool: Q4Pool, *, qkv: str, z: str, out: str) -> "LayerBank":
+        """A bank in which ``layer`` takes its projections from a pool: all three or none.
+
+        Raises:
+            PoolKeyError: a KeyError; the pool has no such key.
+            ShapeError: no such layer, not a pool, or a matrix that is not exactly of the
+                projection's shape.
+            TierConflictError: the layer holds projections itself.
+        """
+        where = "LayerBank.bind_q4"
+        self._check_layer(where, layer)
+        if not isinstance(pool, Q4Pool):
+            raise ShapeError(f"{where}: pool is a {type(pool).__name__}; needed gdn_jax.Q4Pool")
+        keys: dict[str, str] = dict(zip(LARGE, (qkv, z, out), strict=True))
+        return self._with(layer, self.slots[layer].bound(where, layer, pool, keys, self.cfg))
+
+    def release(self, layer: int) -> "LayerBank":
+        """A bank in which ``layer`` holds nothing and is bound to nothing.
+
+        Raises:
+            ShapeError: no such layer.
+        """
+        self._check_layer("LayerBank.release", layer)
+        return self._with(layer, Slot())
 
     def init_state(self, batch: int = 1) -> GDNState:
         """Zeros for the whole stack: S [L, B, HV, K, V], conv_hist [L, B, W-1, C], float32."""
@@ -78,7 +121,8 @@ class LayerBank:
         Traceable, on device arrays; jit it with the state donated for an update in place.
 
         Raises:
-            LayerNotResidentError: the layer's weights are not resident.
+            LayerNotResidentError: the layer's weights are not resident; StaleBindingError when
+                its int4 pool was cleared or rebuilt since it was bound.
             ShapeError: an argument of the wrong shape, rank or dtype, or no such layer.
         """
         params, part = self._ready("LayerBank.step", state, layer)
@@ -121,31 +165,29 @@ class LayerBank:
             ys[:, t] = np.asarray(y)
         return ys, _write(state, layer, part)
 
+    def _with(self, layer: int, slot: Slot) -> "LayerBank":
+        slots = (*self.slots[:layer], slot, *self.slots[layer + 1 :])
+        return dataclasses.replace(self, slots=slots)
+
     def _ready(self, where: str, state: GDNState, layer: int) -> tuple[GDNParams, GDNState]:
         self._check_layer(where, layer)
-        params = self.layers[layer]
-        if params is None:
-            have = ", ".join(map(str, self.resident)) or "none"
-            raise LayerNotResidentError(
-                f"{where}: layer {layer} is not resident (resident: {have}); "
-                f"preload({layer}, params) first"
-            )
+        params = self.slots[layer].params(where, layer)
         check_state(where, state, self.cfg, layers=self.num_layers)
         return params, jax.tree.map(lambda x: x[layer], state)
 
     def _check_layer(self, where: str, layer: int) -> None:
-        if not isinstance(layer, int) or not 0 <= layer < self.num_layers:
+        if type(layer) is not int or not 0 <= layer < self.num_layers:
             raise ShapeError(f"{where}: layer is {layer!r}; needed 0 to {self.num_layers - 1}")
 
-    def tree_flatten(self) -> tuple[list[Any], tuple[GDNConfig, int]]:
-        return [self.layers], (self.cfg, self.num_layers)
+    def tree_flatten(self) -> tuple[list[Any], tuple[Any, ...]]:
+        arrays = [(slot.small, slot.projections) for slot in self.slots]
+        return arrays, (self.cfg, self.num_layers, tuple(slot.stale for slot in self.slots))
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple[GDNConfig, int], children: list[Any]) -> "LayerBank":
-        bank = object.__new__(cls)
-        for name, value in zip(("cfg", "num_layers", "layers"), (*aux, *children), strict=True):
-            object.__setattr__(bank, name, value)
-        return bank
+    def tree_unflatten(cls, aux: tuple[Any, ...], children: list[Any]) -> "LayerBank":
+        cfg, num_layers, stale = aux
+        slots = tuple(Slot(*arrays, lost=s) for arrays, s in zip(children, stale, strict=True))
+        return cls(cfg, num_layers, slots)
 
 
 def _write(state: GDNState, layer: int, part: GDNState) -> GDNState:

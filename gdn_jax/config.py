@@ -47,7 +47,8 @@ class GDNConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "norm_eps":
-                ok = isinstance(value, int | float) and math.isfinite(value) and value > 0
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                ok = number and math.isfinite(value) and value > 0
                 needed = "a positive finite number"
             else:
                 ok = isinstance(value, int) and not isinstance(value, bool) and value > 0

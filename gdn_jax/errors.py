@@ -13,12 +13,34 @@ class ShapeError(GDNError, ValueError):
     """An array argument of the wrong shape, rank or dtype."""
 
 
+class QuantizationError(GDNError, ValueError):
+    """Weights that int4 cannot hold: not finite, or a scale beyond float16."""
+
+
+class UnknownNameError(GDNError, ValueError):
+    """An operator, backend or rule that does not exist."""
+
+
 class BackendUnavailableError(GDNError, RuntimeError):
     """A named backend cannot run this operator here; the message says why and what would."""
 
 
 class LayerNotResidentError(GDNError, RuntimeError):
     """A layer was stepped before all of its weights were made resident."""
+
+
+class TierConflictError(GDNError, RuntimeError):
+    """A layer would hold its float32 and its int4 projections at once."""
+
+
+class StaleBindingError(LayerNotResidentError):
+    """A layer is bound to an int4 pool that was cleared or rebuilt since."""
+
+
+class PoolKeyError(GDNError, KeyError):
+    """A key that an int4 pool does not have."""
+
+    __str__ = Exception.__str__
 
 
 class StateFileError(GDNError, ValueError):

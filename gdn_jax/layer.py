@@ -12,7 +12,7 @@ from gdn_jax.errors import ShapeError
 from gdn_jax.params import GDNParams, check_params
 from gdn_jax.state import GDNState, check_state
 from gdn_jax.trace import Trace
-from gdn_jax.types import Token, Tokens
+from gdn_jax.types import Array, Token, Tokens
 
 
 def forward(
@@ -73,17 +73,9 @@ def decode(
     One ``lax.scan`` over tokens with the state carried on the device; equal to T calls of
     :func:`decode_step`. Arguments and errors as there; T must be at least 1.
     """
-    check_array("decode", "xs", xs, [("B", None), ("T", None), ("D", cfg.d_model)], [jnp.float32])
+    _check("decode", params, state, xs, cfg, backend, many=True)
     if xs.shape[1] == 0:
         raise ShapeError(f"decode: xs has shape {xs.shape}; needed at least one token, T >= 1")
-    _check("decode", params, state, xs[:, 0], cfg, backend)
-    return decode_unchecked(params, state, xs, cfg)
-
-
-def decode_unchecked(
-    params: GDNParams, state: GDNState, xs: Tokens, cfg: GDNConfig
-) -> tuple[Tokens, GDNState]:
-    """The scan of :func:`decode`."""
 
     def body(state: GDNState, x: Token) -> tuple[GDNState, Token]:
         y, state, _ = forward(params, state, x, cfg)
@@ -95,9 +87,18 @@ def decode_unchecked(
 
 
 def _check(
-    op: str, params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, backend: str | None
+    op: str,
+    params: GDNParams,
+    state: GDNState,
+    x: Array,
+    cfg: GDNConfig,
+    backend: str | None,
+    *,
+    many: bool = False,
 ) -> None:
     check_params(op, params, cfg)
     check_state(op, state, cfg)
-    check_array(op, "x", x, [("B", state.S.shape[0]), ("D", cfg.d_model)], [jnp.float32])
+    B, D = ("B", state.S.shape[0]), ("D", cfg.d_model)
+    name, dims = ("xs", [B, ("T", None), D]) if many else ("x", [B, D])
+    check_array(op, name, x, dims, [jnp.float32])
     select_backend(op, cfg, backend=backend)

@@ -1,6 +1,7 @@
 """The weights of one layer."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from gdn_jax.checks import FLOATS, check_array, check_config
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
+from gdn_jax.quant.q4array import Q4Array, check_q4
 from gdn_jax.types import Array
 
 
@@ -17,8 +19,8 @@ from gdn_jax.types import Array
 class GDNParams:
     """Weights of one Gated DeltaNet layer, a pytree; rows are output channels.
 
-    The large projections may be float32, bfloat16 or float16 and are used in float32.
-    The six small tensors are float32.
+    The three large projections are a float32, bfloat16 or float16 array, used in float32, or a
+    :class:`gdn_jax.Q4Array`. The six small tensors are float32.
 
     ===========  ============  =====================================================
     field        shape         use
@@ -35,19 +37,22 @@ class GDNParams:
     ===========  ============  =====================================================
     """
 
-    in_proj_qkv: Array
-    in_proj_z: Array
+    in_proj_qkv: Array | Q4Array
+    in_proj_z: Array | Q4Array
     in_proj_b: Array
     in_proj_a: Array
     conv_weight: Array
     A_log: Array
     dt_bias: Array
     norm_weight: Array
-    out_proj: Array
+    out_proj: Array | Q4Array
 
 
 LARGE = ("in_proj_qkv", "in_proj_z", "out_proj")
 """The projections that dominate a layer's bytes."""
+
+SMALL = ("in_proj_b", "in_proj_a", "conv_weight", "A_log", "dt_bias", "norm_weight")
+"""The tensors that are float32 in every tier."""
 
 
 def param_dims(cfg: GDNConfig) -> dict[str, tuple[tuple[str, int], ...]]:
@@ -67,14 +72,20 @@ def param_dims(cfg: GDNConfig) -> dict[str, tuple[tuple[str, int], ...]]:
     }
 
 
-def check_params(where: str, params: Any, cfg: GDNConfig) -> None:
-    """Raise ShapeError unless ``params`` are GDNParams of this configuration."""
+def check_params(
+    where: str, params: Any, cfg: GDNConfig, fields: tuple[str, ...] = LARGE + SMALL
+) -> None:
+    """Raise ShapeError unless these fields of ``params``, a GDNParams, fit the configuration."""
     check_config(where, cfg)
     if not isinstance(params, GDNParams):
         raise ShapeError(f"{where}: params is a {type(params).__name__}; needed gdn_jax.GDNParams")
-    for name, dims in param_dims(cfg).items():
-        dtypes = FLOATS if name in LARGE else (jnp.float32,)
-        check_array(where, f"params.{name}", getattr(params, name), dims, dtypes)
+    for name in fields:
+        weight, dims = getattr(params, name), param_dims(cfg)[name]
+        if name in LARGE and isinstance(weight, Q4Array):
+            check_q4(where, f"params.{name}", weight, dims)
+        else:
+            dtypes = FLOATS if name in LARGE else (jnp.float32,)
+            check_array(where, f"params.{name}", weight, dims, dtypes)
 
 
 def init_params(key: Array, cfg: GDNConfig) -> GDNParams:
@@ -102,7 +113,7 @@ def init_params(key: Array, cfg: GDNConfig) -> GDNParams:
     def uniform(name: str, low: float, high: float) -> Array:
         return jax.random.uniform(keys[name], shapes[name], minval=low, maxval=high)
 
-    dt = jnp.exp(uniform("dt_bias", jnp.log(1e-3).item(), jnp.log(1e-1).item()))
+    dt = jnp.exp(uniform("dt_bias", math.log(1e-3), math.log(1e-1)))
     tap = cfg.conv_width**-0.5
     return GDNParams(
         in_proj_qkv=normal("in_proj_qkv"),

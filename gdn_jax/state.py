@@ -1,11 +1,10 @@
 """The state of a layer: explicit, functional, and storable."""
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -149,7 +148,7 @@ def load_state(path: str | os.PathLike[str], cfg: GDNConfig) -> GDNState:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise StateFileError(f"{path}: no such file") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, AttributeError) as error:
         raise StateFileError(f"{path}: truncated or not a safetensors file ({error})") from None
     if metadata.get("format") != _FORMAT or set(arrays) != {"S", "conv_hist"}:
         raise StateFileError(f"{path}: not a state file; needed one written by gdn_jax.save_state")
@@ -180,14 +179,13 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> str:
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file whole or not at all: a temporary neighbour, flushed, then renamed over it."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        temporary.replace(target)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdn_jax.config import GDNConfig
+from gdn_jax.linear import matmul
 from gdn_jax.params import GDNParams
+from gdn_jax.quant.matmul import matmul_f32
+from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.types import Array
 
 QK_NORM_EPS = 1e-6
 """Added to the sum of squares under the root of the q/k norm, as flash-linear-attention does."""
-
-_ROWWISE_LIMIT = 8
 
 
 def _step[**P, R](function: Callable[P, R]) -> Callable[P, R]:
@@ -31,25 +32,15 @@ def _step[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     return scoped
 
 
-def project(x: Array, w: Array) -> Array:
-    """``y = w·x`` in float32: x [.., D], w [N, D] -> y [.., N].
-
-    Up to eight rows are reduced as products and a sum, which XLA adds up in a tree: the error is a
-    quarter of a dot's, a row's bits do not depend on its neighbours, and no TF32 can slip in.
-    More rows are one dot at ``Precision.HIGHEST``.
-    """
-    rows = x.size // x.shape[-1]
-    if rows > _ROWWISE_LIMIT:
-        w = w.astype(jnp.float32)
-        dims = (((x.ndim - 1,), (1,)), ((), ()))
-        return lax.dot_general(x, w, dims, precision=lax.Precision.HIGHEST)
-    products = jnp.expand_dims(x, -2) * lax.expand_dims(w.astype(jnp.float32), range(x.ndim - 1))
-    return jnp.sum(products, axis=-1)
+def project(x: Array, w: Array | Q4Array) -> Array:
+    """``y = w·x`` in float32: x [.., D], w [N, D] -> y [.., N]; w a float array or int4."""
+    return matmul_f32(x, w) if isinstance(w, Q4Array) else matmul(x, w)
 
 
 def softplus(x: Array) -> Array:
     """``log(1 + exp(x))`` in three branches: x above 20, exp(x) below -20, else log1p(exp(x))."""
-    middle = jnp.log1p(jnp.exp(jnp.clip(x, -20.0, 20.0)))
+    # Clipped beyond its branch: at a bound itself the gradient of clip is half.
+    middle = jnp.log1p(jnp.exp(jnp.clip(x, -32.0, 32.0)))
     return jnp.where(x > 20.0, x, jnp.where(x < -20.0, jnp.exp(jnp.minimum(x, 0.0)), middle))
 
 
@@ -138,6 +129,6 @@ def gated_rms_norm(o: Array, z: Array, weight: Array, eps: float) -> Array:
 
 
 @_step
-def output_projection(o: Array, weight: Array) -> Array:
+def output_projection(o: Array, weight: Array | Q4Array) -> Array:
     """Step 7: ``y = Wout·o``, o [HV, V] -> y [D]."""
     return project(o.reshape(*o.shape[:-2], -1), weight)

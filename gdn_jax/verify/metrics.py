@@ -33,7 +33,9 @@ def distance(out: np.ndarray, ref: np.ndarray) -> Distance:
     """
     out, ref = np.asarray(out), np.asarray(ref)
     if out.shape != ref.shape or not out.size:
-        raise ShapeError(f"distance: out has shape {out.shape}, ref {ref.shape}; needed equal")
+        raise ShapeError(
+            f"distance: out has shape {out.shape}, ref {ref.shape}; needed equal, not empty"
+        )
     out, ref = out.astype(np.float64), ref.astype(np.float64)
     if not (np.isfinite(out).all() and np.isfinite(ref).all()):
         return Distance(np.inf, float(np.max(np.abs(ref))), np.inf)
@@ -71,4 +73,4 @@ def unequal(a: np.ndarray, b: np.ndarray) -> int:
 def _ratio(err: float, ref: float) -> float:
     if err == 0.0:
         return 0.0
-    return err / ref if ref > 0.0 else np.inf
+    return err / ref if 0.0 < ref < np.inf else np.inf

@@ -1,0 +1,218 @@
+"""The command line: thin, over the functions of :mod:`gdn_jax.verify`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gdn_jax.config import PRESETS
+from gdn_jax.environment import environment
+from gdn_jax.errors import GDNError
+from gdn_jax.verify import html, render
+from gdn_jax.verify.progress import stages
+from gdn_jax.verify.report import Report
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+TIERS = ("f32",)
+
+
+def _writable(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse a result file that cannot be written before any work is done."""
+    if value is not None:
+        parent = Path(value).absolute().parent
+        if not parent.is_dir():
+            raise click.BadParameter(f"no directory {parent}", param=parameter)
+        if Path(value).is_dir():
+            raise click.BadParameter(f"{value} is a directory; needed a file", param=parameter)
+    return value
+
+
+json_option = click.option(
+    "--json", "json_file", metavar="FILE", callback=_writable, help="Write the whole result here."
+)
+preset_option = click.option(
+    "--preset", type=click.Choice(list(PRESETS)), help="Shape of the layer.", show_default=True
+)
+python_option = click.option(
+    "--oracle-python",
+    metavar="PYTHON",
+    help="Interpreter that has torch and transformers, where this one has not.",
+)
+tokens_option = click.option(
+    "--tokens", type=click.IntRange(min=1), default=5, show_default=True, help="Tokens to run."
+)
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(package_name="gdn-jax")
+def cli() -> None:
+    """Gated DeltaNet inference in JAX, verified operator by operator."""
+
+
+@cli.command()
+@preset_option
+@click.option("--checkpoint", metavar="DIR", help="A Hugging Face directory instead of a preset.")
+@click.option("--layer", type=int, metavar="N", help="Layer of the checkpoint.")
+@click.option("--tier", type=click.Choice(TIERS), default="f32", show_default=True)
+@click.option(
+    "--layers",
+    type=click.IntRange(min=2),
+    default=48,
+    show_default=True,
+    help="Layers of state; the first and the last are stepped.",
+)
+@tokens_option
+@click.option("--backend", help="Insist on a backend; by default the best available one.")
+@click.option(
+    "--oracle",
+    metavar="shipped|live|none|FILE",
+    help="What transformers computed: the file that ships for the preset (the default), computed "
+    "now, left out, or a file made by `gdn-jax oracle export`.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Of drawn weights and inputs.")
+@python_option
+@json_option
+@click.option(
+    "--html", "html_file", metavar="FILE", callback=_writable, help="Write a report page."
+)
+def verify(
+    preset: str | None,
+    checkpoint: str | None,
+    layer: int | None,
+    tier: str,
+    layers: int,
+    tokens: int,
+    backend: str | None,
+    oracle: str | None,
+    seed: int | None,
+    oracle_python: str | None,
+    json_file: str | None,
+    html_file: str | None,
+) -> int:
+    """Check a layer against transformers and float64, operator by operator."""
+    from gdn_jax.backend import select_backend
+    from gdn_jax.verify import float32, subject
+
+    if (checkpoint is None) != (layer is None):
+        raise click.UsageError("--checkpoint and --layer go together")
+    if html_file:
+        html.require_report_extra()
+    with stages(float32.STAGES + 1) as stage:
+        with stage("weights and inputs"):
+            if checkpoint is None:
+                chosen = subject.from_preset(
+                    preset or "qwen3.5-27b",
+                    tokens,
+                    oracle or "shipped",
+                    seed=seed,
+                    python=oracle_python,
+                )
+            else:
+                if preset is not None:
+                    raise click.UsageError("--preset and --checkpoint exclude each other")
+                if oracle not in (None, "live", "none"):
+                    raise click.UsageError("--checkpoint takes --oracle live or none")
+                assert layer is not None
+                chosen = subject.from_checkpoint(
+                    checkpoint,
+                    layer,
+                    tokens,
+                    live=oracle == "live",
+                    seed=seed or 0,
+                    python=oracle_python,
+                )
+        settings: dict[str, Any] = {
+            "layer": chosen.name,
+            "config": str(chosen.cfg),
+            "tier": tier,
+            "layers": layers,
+            "tokens": tokens,
+            "backend": select_backend("decode", chosen.cfg, backend=backend),
+            "drawn": chosen.drawn,
+            "transformers": chosen.transformers,
+        }
+        report = Report(environment(), settings)
+        float32.run(chosen, report, layers=layers, backend=backend, stage=stage)
+    render.render(report, render.console())
+    return _finish(report, json_file, html_file, f"gdn-jax verify: {chosen.name}")
+
+
+def _finish(report: Report, json_file: str | None, html_file: str | None, title: str) -> int:
+    if json_file:
+        report.write_json(json_file)
+    if html_file:
+        html.write_html(html_file, report.as_dict(), title)
+    return 0 if report.ok else 1
+
+
+@cli.command()
+@json_option
+def info(json_file: str | None) -> int:
+    """Devices, versions, presets with their sizes, and the backend of each operator."""
+    from gdn_jax import info as about
+
+    found = about.collect()
+    about.render(found, render.console())
+    if json_file:
+        about.write_json(json_file, found)
+    return 0
+
+
+@cli.group(name="oracle")
+def oracle_group() -> None:
+    """Files of what the real transformers layer computes."""
+
+
+@oracle_group.command()
+@click.option("--preset", type=click.Choice(list(PRESETS)), required=True)
+@tokens_option
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--architecture",
+    type=click.Choice(["qwen3_5", "qwen3_next"]),
+    help="Which transformers layer; by default the one the preset belongs to.",
+)
+@click.option("--out", metavar="FILE", required=True, callback=_writable)
+@python_option
+def export(
+    preset: str,
+    tokens: int,
+    seed: int,
+    architecture: str | None,
+    out: str,
+    oracle_python: str | None,
+) -> int:
+    """Run the installed transformers layer and write its inputs and every operator's output."""
+    from gdn_jax.verify import oracle_file
+
+    oracle_file.export_oracle(
+        out,
+        PRESETS[preset],
+        tokens=tokens,
+        seed=seed,
+        architecture=architecture or oracle_file.architecture_of(preset),
+        python=oracle_python,
+    )
+    click.echo(f"{out}: {Path(out).stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: exit status 0 when all holds, 1 when a check fails, 2 for bad usage or input."""
+    try:
+        status = cli.main(args=arguments, prog_name="gdn-jax", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        status = stop.exit_code
+    except click.Abort:
+        status = _complain("interrupted", 130)
+    except click.ClickException as error:
+        status = _complain(error.format_message())
+    except (GDNError, OSError) as error:
+        status = _complain(str(error))
+    sys.exit(status)
+
+
+def _complain(message: str, status: int = 2) -> int:
+    click.echo(f"gdn-jax: {' '.join(message.split())}", err=True)
+    return status

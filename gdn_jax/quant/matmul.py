@@ -1,0 +1,118 @@
+"""The product of float32 activations and int4 weights, in two conventions."""
+
+import itertools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from gdn_jax import linear
+from gdn_jax.backend import select_backend
+from gdn_jax.checks import check_array
+from gdn_jax.errors import UnknownNameError
+from gdn_jax.quant.q4array import GROUP, SHIFTS, WORDS, Q4Array, check_q4, dequantize, unpack
+from gdn_jax.types import Array
+
+ACTIVATIONS = ("f32", "q8")
+
+
+def q4_matmul(x: Any, w: Q4Array, *, activations: str = "f32", backend: str | None = None) -> Array:
+    """``y = w·x`` for int4 weights: x [.., K] float32, w [N, K] -> y [.., N] float32.
+
+    With groups ``g`` of 32 columns, integers ``n`` and scales ``s`` of :class:`Q4Array`:
+
+    - ``"f32"``: ``y = sum_g s_g · sum_j n_j·x_j``, everything in float32: the float32 product with
+      ``dequantize(w)`` up to the order of its sums. More than eight rows are one dot, for which
+      the float32 weights exist while it runs.
+    - ``"q8"``: the activations become 8-bit integers first (:func:`quantize_q8`), then
+      ``y = sum_g (s_g·d_g) · sum_j n_j·q_j`` with the inner sum exact in int32. About 1 % away
+      from ``"f32"``, as a system that quantises its activations is: name it when comparing.
+
+    A row of x that is not finite gives a row of y that is not. Up to eight rows, and for any number
+    with ``"q8"``, a row's bits do not depend on what the other rows hold.
+
+    Args:
+        x: activations.
+        w: weights without leading axes; use ``vmap`` for a stack.
+        activations: ``"f32"`` or ``"q8"``.
+        backend: None chooses by :func:`gdn_jax.select_backend`; a name runs or raises.
+
+    Raises:
+        ShapeError: an argument of the wrong shape, rank or dtype.
+        UnknownNameError: no such convention or backend.
+        BackendUnavailableError: the named backend cannot run here.
+    """
+    op = "q4_matmul"
+    check_q4(op, "w", w, [("N", None), ("K", None)])
+    lead = [("..", None)] * (np.ndim(x) - 1)
+    check_array(op, "x", x, [*lead, ("K", w.shape[-1])], [jnp.float32])
+    if activations not in ACTIVATIONS:
+        raise UnknownNameError(
+            f"{op}: no activations {activations!r}; there are {', '.join(ACTIVATIONS)}"
+        )
+    select_backend(op, backend=backend)
+    return matmul_f32(x, w) if activations == "f32" else matmul_q8(x, w)
+
+
+def matmul_f32(x: Array, w: Q4Array) -> Array:
+    """The ``"f32"`` convention on XLA, unchecked: x [.., K], w [N, K] -> [.., N]."""
+    # Tied to x, so that no loop over tokens unpacks the weights once and keeps them in float32.
+    x, w = lax.optimization_barrier((x, w))
+    if linear.few_rows(x):
+        return lax.platform_dependent(x, w, cpu=_by_groups, default=_dequantised)
+    return _dequantised(x, w)
+
+
+def matmul_q8(x: Array, w: Q4Array) -> Array:
+    """The ``"q8"`` convention on XLA, unchecked; eight rows at a time bound its memory."""
+
+    def row(x: Array) -> Array:
+        q, d = quantize_q8(x)
+        q, tied = lax.optimization_barrier((q, w))
+        dots = jnp.sum(q.reshape(1, -1, GROUP) * unpack(tied), axis=-1)
+        scales = tied.scales.astype(jnp.float32) * d[None].astype(jnp.float32)
+        return jnp.sum(dots.astype(jnp.float32) * scales, axis=-1)
+
+    rows = lax.map(row, x.reshape(-1, x.shape[-1]), batch_size=8)
+    return rows.reshape(*x.shape[:-1], w.shape[0])
+
+
+def quantize_q8(x: Array) -> tuple[Array, Array]:
+    """Activations as GGUF ``Q8_0`` has them: x [.., K] -> q int32 [.., K], d float16 [.., K/32].
+
+    Per group of 32, ``d = max|x| / 127`` and ``q = round(x · (1/d))``, halves away from zero, in
+    -127..127; d is rounded to float16 after q is taken. A group of zeros, or of numbers so small
+    that d is subnormal in float32, may give zeros. A group that is not finite, or with
+    ``max|x|/127`` beyond float16, has a d that is not finite.
+    """
+    groups = x.reshape(*x.shape[:-1], -1, GROUP)
+    # A constant divisor would become a product with its reciprocal, which rounds otherwise.
+    d = jnp.max(jnp.abs(groups), axis=-1) / lax.optimization_barrier(jnp.float32(127))
+    inverse = jnp.where(jnp.isfinite(1 / d), 1 / d, 0)
+    q = lax.round(groups * inverse[..., None], lax.RoundingMethod.AWAY_FROM_ZERO)
+    return q.astype(jnp.int32).reshape(x.shape), d.astype(jnp.float16)
+
+
+def _dequantised(x: Array, w: Q4Array) -> Array:
+    """One loop from int4 to the sum on a GPU; more than eight rows need the float32 weights."""
+    return linear.matmul(x, dequantize(w))
+
+
+def _by_groups(x: Array, w: Q4Array) -> Array:
+    """``sum_g s_g · sum_j n_j·x_j`` for the CPU, where XLA would store the unpacked integers.
+
+    The 32 terms of all groups are added in pairs, which is one loop over the words; the sum over
+    groups stands apart from it, so that its order is always the same.
+    """
+    columns = x.reshape(*x.shape[:-1], 1, -1, 2, WORDS, 4)
+    lead = range(x.ndim - 1)
+    words = lax.expand_dims(w.packed.reshape(*w.scales.shape, WORDS), lead)
+    terms = []
+    for h, i, b in itertools.product(range(2), range(WORDS), range(4)):
+        integers = jnp.right_shift(jnp.left_shift(words[..., i], 28 - int(SHIFTS[h, b])), 28)
+        terms.append(columns[..., h, i, b] * integers.astype(jnp.float32))
+    while len(terms) > 1:
+        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
+    groups = terms[0] * lax.expand_dims(w.scales, lead).astype(jnp.float32)
+    return jnp.sum(lax.optimization_barrier(groups), axis=-1)

@@ -1,0 +1,69 @@
+"""A pool of int4 matrices that layers are bound to by key."""
+
+from collections.abc import Iterator, Mapping
+
+from gdn_jax.errors import ShapeError
+from gdn_jax.quant.q4array import Q4Array, check_q4
+
+
+class Q4Pool:
+    """Int4 matrices by key: a host object, compared by identity, that owns what layers only name.
+
+    A layer bound to the pool (:meth:`gdn_jax.LayerBank.bind_q4`) holds keys, not arrays. Clearing
+    or rebuilding starts a new :attr:`generation`, which makes every earlier binding stale, even
+    when the new pool has the same keys and shapes; the old arrays are let go, and their memory is
+    free unless the caller holds them too.
+
+    Raises:
+        ShapeError: a key that is not text, or a value that is not a Q4Array [N, K].
+    """
+
+    def __init__(self, arrays: Mapping[str, Q4Array] | None = None) -> None:
+        self._arrays = self._checked("Q4Pool", arrays or {})
+        self._generation = 0
+
+    @property
+    def generation(self) -> int:
+        """How often the pool was cleared or rebuilt."""
+        return self._generation
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices."""
+        return sum(w.nbytes for w in self._arrays.values())
+
+    def rebuild(self, arrays: Mapping[str, Q4Array]) -> None:
+        """Replace the whole content; checked first, so that a bad one leaves the pool as it was."""
+        self._arrays = self._checked("Q4Pool.rebuild", arrays)
+        self._generation += 1
+
+    def clear(self) -> None:
+        """Let everything go."""
+        self._arrays = {}
+        self._generation += 1
+
+    @staticmethod
+    def _checked(where: str, arrays: Mapping[str, Q4Array]) -> dict[str, Q4Array]:
+        if not isinstance(arrays, Mapping):
+            found = type(arrays).__name__
+            raise ShapeError(f"{where}: arrays is a {found}; needed a mapping of keys to Q4Array")
+        for key, w in arrays.items():
+            if not isinstance(key, str):
+                raise ShapeError(f"{where}: key {key!r} is a {type(key).__name__}; needed text")
+            check_q4(where, key, w, [("N", None), ("K", None)])
+        return dict(arrays)
+
+    def __getitem__(self, key: str) -> Q4Array:
+        return self._arrays[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._arrays
+
+    def __repr__(self) -> str:
+        return f"Q4Pool({len(self)} matrices, {self.nbytes / 2**20:.1f} MiB)"

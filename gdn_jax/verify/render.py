@@ -1,0 +1,122 @@
+"""A report on the terminal."""
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gdn_jax.verify.report import Check, Report, Row
+
+_MIN_WIDTH = 100
+
+
+def console() -> Console:
+    """Standard output, at least 100 columns wide where it is not a terminal."""
+    out = Console()
+    return out if out.is_terminal else Console(width=max(out.width, _MIN_WIDTH))
+
+
+def render(report: Report, out: Console) -> None:
+    """Print the whole report: environment, tables, checks, verdict."""
+    out.print(_pairs("Environment", _flat(report.environment)))
+    out.print(_pairs("Settings", report.settings))
+    tables = report.tables
+    if "state" in tables:
+        out.print(_state(tables["state"]))
+    if "tokens" in tables:
+        out.print(_tokens(tables["tokens"]))
+    for pair in dict.fromkeys(row["pair"] for row in tables.get("operators", [])):
+        out.print(_operators(pair, [r for r in tables["operators"] if r["pair"] == pair]))
+    _checks(report.checks, out)
+    count = sum(check.ok for check in report.checks)
+    word, style = ("PASS", "bold green") if report.ok else ("FAIL", "bold red")
+    out.print(Text(f"{word}: {count} of {len(report.checks)} checks hold", style))
+
+
+def table(title: str, *columns: str, right: int = 0) -> Table:
+    """An empty table whose last ``right`` columns are numbers."""
+    made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="right" if i >= len(columns) - right else "left")
+    return made
+
+
+def number(value: Any) -> str:
+    """Counts whole, errors in scientific notation, absent values as a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", " ")
+    return f"{value:.3e}" if isinstance(value, float) else str(value)
+
+
+def verdict(ok: bool | None) -> Text:
+    """A coloured word."""
+    if ok is None:
+        return Text("–")
+    return Text("ok", "green") if ok else Text("FAIL", "bold red")
+
+
+def _flat(environment: dict[str, Any]) -> dict[str, Any]:
+    versions = " ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    return {**environment, "versions": versions}
+
+
+def _pairs(title: str, pairs: dict[str, Any]) -> Table:
+    made = table(title, "what", "found")
+    for name, value in pairs.items():
+        if value is not None:
+            made.add_row(name.replace("_", " "), str(value))
+    return made
+
+
+def _state(rows: list[Row]) -> Table:
+    made = table("State, from the arrays' own sizes", "part", "shape", "bytes", "MiB", right=2)
+    for row in rows:
+        made.add_row(
+            row["part"], Text(row["shape"]), number(row["bytes"]), f"{row['bytes'] / 2**20:.1f}"
+        )
+    return made
+
+
+def _tokens(rows: list[Row]) -> Table:
+    columns = ("pair", "token", "max_abs_err", "max_abs_ref", "max_rel", "verdict")
+    made = table("The layer's output, token by token", *columns, right=5)
+    for row in rows:
+        values = (number(row[name]) for name in columns[1:-1])
+        made.add_row(row["pair"], *values, verdict(row["ok"]))
+    return made
+
+
+def _operators(pair: str, rows: list[Row]) -> Table:
+    """First and last token of every operator; S and HIST of transformers exist for the last."""
+    first, last = (end(row["token"] for row in rows) for end in (min, max))
+    columns = ["operator", *(f"{m} at {t}" for t in (first, last) for m in ("max_rel", "rms_rel"))]
+    made = table(
+        f"Operators, {pair}, at tokens {first} and {last}", *columns, "worst head", right=5
+    )
+    for operator in dict.fromkeys(row["operator"] for row in rows):
+        mine = {row["token"]: row for row in rows if row["operator"] == operator}
+        worst = max(mine.values(), key=lambda row: row["worst_head_rel"] or 0.0)
+        cells = [
+            number(mine[token][metric]) if token in mine else "–"
+            for token in (first, last)
+            for metric in ("max_rel", "rms_rel")
+        ]
+        head = worst["worst_head"]
+        place = "–" if head is None else f"{worst['worst_head_rel']:.1e} in {head}"
+        made.add_row(operator, *cells, place)
+    return made
+
+
+def _checks(checks: list[Check], out: Console) -> None:
+    out.print(Text("Checks", "bold"))
+    for check in checks:
+        measured = f"{number(check.value)} {check.unit}, limit {number(check.limit)}; "
+        head = ("  ", verdict(check.ok), f"  {check.id}  ", measured + check.detail)
+        out.print(Text.assemble(*head), soft_wrap=True)
+        said = f"      shows {check.shows}; not {check.shows_not}"
+        out.print(Text(said, "dim"), soft_wrap=True)
+    out.print()

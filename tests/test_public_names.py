@@ -1,0 +1,172 @@
+"""What the package offers, and which module may import which."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import gdn_jax
+import pallas_kernels
+
+PUBLIC = [
+    "PRESETS",
+    "BackendUnavailableError",
+    "CheckpointError",
+    "ConfigError",
+    "GDNConfig",
+    "GDNError",
+    "GDNParams",
+    "GDNState",
+    "HFCheckpoint",
+    "LayerBank",
+    "LayerNotResidentError",
+    "OracleError",
+    "PoolKeyError",
+    "Q4Array",
+    "Q4Pool",
+    "QuantizationError",
+    "ShapeError",
+    "StaleBindingError",
+    "StateFileError",
+    "TierConflictError",
+    "Trace",
+    "UnknownNameError",
+    "causal_conv1d",
+    "clone_state",
+    "decode",
+    "decode_step",
+    "dequantize",
+    "export_state",
+    "import_state",
+    "init_params",
+    "init_state",
+    "load_hf_layer",
+    "load_state",
+    "q4_from_gguf_blocks",
+    "q4_from_tiles",
+    "q4_matmul",
+    "q4_to_gguf_blocks",
+    "q4_to_tiles",
+    "quantize_q4",
+    "recurrent_gated_delta_rule",
+    "reset_state",
+    "save_state",
+    "select_backend",
+    "trace_step",
+]
+
+TIERS = (
+    {"errors", "types"},
+    {"config"},
+    {"backend", "checks", "trace", "oracle"},
+    {"params", "state"},
+    {"steps"},
+    {"delta_rule", "layer"},
+    {"bank"},
+)
+"""Modules of the layer, lowest first: none imports from its own tier or from a higher one."""
+
+TOP = {"verify", "bench", "info", "cli", "environment", "__main__"}
+"""What stands on the layer: nothing below imports it."""
+
+ROOT = Path(gdn_jax.__file__).parent
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in ROOT.rglob("*.py")
+    if path.name != "__init__.py"
+}
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def absolute_imports(path: Path) -> set[str]:
+    """Every module that a file imports, inside functions too, and names that may be modules."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+IMPORTS = {
+    name: {i.removeprefix("gdn_jax.") for i in absolute_imports(path)} & set(FILES) - {name}
+    for name, path in FILES.items()
+}
+"""Who imports whom inside gdn_jax."""
+
+
+def test_the_list_of_public_names() -> None:
+    assert sorted(gdn_jax.__all__) == sorted(PUBLIC)
+    assert all(hasattr(gdn_jax, name) for name in gdn_jax.__all__)
+
+
+def test_the_package_file_only_re_exports() -> None:
+    kinds = {type(node) for node in tree(ROOT / "__init__.py").body}
+    assert kinds <= {ast.Expr, ast.ImportFrom, ast.Assign}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_everything_public_is_described(name: str) -> None:
+    """The module, its public functions and classes, and the public methods of those."""
+    module = tree(FILES[name])
+    lacking = [] if ast.get_docstring(module) else [name]
+    waiting = [(node, name) for node in module.body]
+    while waiting:
+        node, where = waiting.pop()
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith(
+            ("_", "tree_")
+        ):
+            continue
+        if not ast.get_docstring(node):
+            lacking.append(f"{where}.{node.name}")
+        if isinstance(node, ast.ClassDef):
+            waiting += [(child, f"{where}.{node.name}") for child in node.body]
+    assert not lacking
+
+
+@pytest.mark.parametrize("name", gdn_jax.__all__)
+def test_public_functions_take_no_stray_arguments(name: str) -> None:
+    """No ``**kwargs`` that would swallow a typo."""
+    function = getattr(gdn_jax, name)
+    if callable(function) and not inspect.isclass(function):
+        kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+def test_no_module_of_the_layer_imports_its_own_tier_or_a_higher_one() -> None:
+    rank = {name: i for i, tier in enumerate(TIERS) for name in tier}
+    assert rank.keys() <= FILES.keys()
+    for name, imported in IMPORTS.items():
+        for other in imported & rank.keys():
+            assert name not in rank or rank[other] < rank[name], f"{name} imports {other}"
+
+
+def test_nothing_below_imports_what_stands_on_the_layer() -> None:
+    for name, imported in IMPORTS.items():
+        if name.split(".")[0] not in TOP:
+            above = {other for other in imported if other.split(".")[0] in TOP}
+            assert not above, f"{name} imports {above}"
+
+
+def test_imports_have_no_cycle() -> None:
+    left = {name: set(imported) for name, imported in IMPORTS.items()}
+    while left:
+        free = {name for name, imported in left.items() if not imported & left.keys()}
+        assert free, f"a cycle among {sorted(left)}"
+        left = {name: imported for name, imported in left.items() if name not in free}
+
+
+def test_the_steps_are_composed_in_one_place() -> None:
+    users = {name for name, imported in IMPORTS.items() if "steps" in imported}
+    assert users <= {"layer", "delta_rule"}
+
+
+def test_kernels_import_nothing_of_the_package() -> None:
+    for path in Path(pallas_kernels.__file__).parent.rglob("*.py"):
+        assert not [i for i in absolute_imports(path) if i.split(".")[0] == "gdn_jax"], path
