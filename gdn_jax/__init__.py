@@ -20,6 +20,8 @@ from gdn_jax.errors import (
     TierConflictError,
     UnknownNameError,
 )
+from gdn_jax.gguf.reader import load_gguf_layer
+from gdn_jax.gguf.writer import write_gguf
 from gdn_jax.layer import decode, decode_step, trace_step
 from gdn_jax.params import GDNParams, init_params
 from gdn_jax.quant.codecs import (
@@ -76,6 +78,7 @@ __all__ = [
     "import_state",
     "init_params",
     "init_state",
+    "load_gguf_layer",
     "load_hf_layer",
     "load_state",
     "q4_from_gguf_blocks",
@@ -89,4 +92,5 @@ __all__ = [
     "save_state",
     "select_backend",
     "trace_step",
+    "write_gguf",
 ]

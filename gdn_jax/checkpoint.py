@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -133,11 +133,11 @@ class HFCheckpoint:
         return files.exactly(stem + _PACKED, self.packing.read(files, stem, shape), dtype)
 
     def _find(
-        self, files: TensorFiles, layer: int, names: Iterable[str]
+        self, files: TensorFiles, layer: int, shapes: Mapping[str, tuple[int, ...]]
     ) -> tuple[str, Container[str]]:
-        """What stands before the layer's tensor names, and which of ``names`` are packed.
+        """What stands before the layer's tensor names, and which of them are packed.
 
-        Once the layer has exactly the tensors ``names``, or what is packed in place of one.
+        Once the layer has exactly these tensors, or what is packed in place of a matrix.
         """
         prefixes = [prefix.format(layer) for prefix in _PREFIXES]
         for prefix in prefixes:
@@ -146,17 +146,18 @@ class HFCheckpoint:
                 break
         else:
             raise CheckpointError(f"{files.source}: no tensor under {' or '.join(prefixes)}")
-        needed = {prefix + name for name in names}
+        needed = {prefix + name for name in shapes}
         packed = set()
         if self.packing is not None:
-            packed = {n for n in needed if n.removesuffix(_WEIGHT) + _PACKED in found}
+            matrices = {prefix + name for name, shape in shapes.items() if len(shape) == 2}
+            packed = {n for n in matrices if n.removesuffix(_WEIGHT) + _PACKED in found}
             for name in packed:
                 needed.remove(name)
                 needed.update(self.packing.tensors(name.removesuffix(_WEIGHT), found))
         faults = [f"no tensor {name}" for name in sorted(needed - found)]
         faults += [f"unexpected tensor {name}" for name in sorted(found - needed)]
         if faults:
-            layout = f"a {self.architecture} layer has {', '.join(names)}"
+            layout = f"a {self.architecture} layer has {', '.join(shapes)}"
             raise CheckpointError(f"{files.source}: {', '.join(faults)}; {layout}")
         return prefix, packed
 

@@ -24,7 +24,7 @@ def check_array(where: str, name: str, x: Any, dims: Dims, dtypes: Sequence[Any]
         chex.assert_shape(x, tuple(size for _, size in dims))
         if jnp.dtype(x.dtype) not in [jnp.dtype(d) for d in dtypes]:
             chex.assert_type(x, dtypes[0])
-    except (AssertionError, ValueError):
+    except (AssertionError, ValueError, TypeError):
         found = f"shape {tuple(x.shape)} and dtype {x.dtype}"
         raise ShapeError(f"{where}: {name} has {found}; needed {wanted}") from None
 

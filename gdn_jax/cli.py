@@ -1,5 +1,6 @@
 """The command line: thin, over the functions of :mod:`gdn_jax.verify`."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from gdn_jax.verify.progress import stages
 from gdn_jax.verify.report import Report
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-TIERS = ("f32",)
+TIERS = ("f32", "q4", "all")
 
 
 def _writable(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -54,13 +55,15 @@ def cli() -> None:
 @preset_option
 @click.option("--checkpoint", metavar="DIR", help="A Hugging Face directory instead of a preset.")
 @click.option("--layer", type=int, metavar="N", help="Layer of the checkpoint.")
-@click.option("--tier", type=click.Choice(TIERS), default="f32", show_default=True)
+@click.option(
+    "--tier", type=click.Choice(TIERS), default="all", show_default=True, help="Weights to verify."
+)
 @click.option(
     "--layers",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=3),
     default=48,
     show_default=True,
-    help="Layers of state; the first and the last are stepped.",
+    help="Layers of state; three of them are stepped.",
 )
 @tokens_option
 @click.option("--backend", help="Insist on a backend; by default the best available one.")
@@ -92,13 +95,15 @@ def verify(
 ) -> int:
     """Check a layer against transformers and float64, operator by operator."""
     from gdn_jax.backend import select_backend
-    from gdn_jax.verify import float32, subject
+    from gdn_jax.verify import float32, int4, subject
 
     if (checkpoint is None) != (layer is None):
         raise click.UsageError("--checkpoint and --layer go together")
     if html_file:
         html.require_report_extra()
-    with stages(float32.STAGES + 1) as stage:
+    tiers = {"f32": float32, "q4": int4}
+    chosen_tiers = list(tiers.values()) if tier == "all" else [tiers[tier]]
+    with stages(1 + sum(module.STAGES for module in chosen_tiers)) as stage:
         with stage("weights and inputs"):
             if checkpoint is None:
                 chosen = subject.from_preset(
@@ -133,7 +138,8 @@ def verify(
             "transformers": chosen.transformers,
         }
         report = Report(environment(), settings)
-        float32.run(chosen, report, layers=layers, backend=backend, stage=stage)
+        for module in chosen_tiers:
+            module.run(chosen, report, layers=layers, backend=backend, stage=stage)
     render.render(report, render.console())
     return _finish(report, json_file, html_file, f"gdn-jax verify: {chosen.name}")
 
@@ -195,6 +201,61 @@ def export(
         python=oracle_python,
     )
     click.echo(f"{out}: {Path(out).stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+def _layers(
+    context: click.Context, parameter: click.Parameter, value: str
+) -> tuple[int, ...] | None:
+    """``0,1,4-6`` as numbers, ``all`` as None."""
+    if value == "all":
+        return None
+    found: list[int] = []
+    for part in value.split(","):
+        first, _, last = part.partition("-")
+        bounds = re.fullmatch(r"\d+(-\d+)?", part, re.ASCII) and (int(first), int(last or first))
+        if not bounds or bounds[0] > bounds[1]:
+            raise click.BadParameter(f"{value!r} is not like 0,1,4-6 or all", context, parameter)
+        found += range(bounds[0], bounds[1] + 1)
+    return tuple(found)
+
+
+@cli.command()
+@click.option("--checkpoint", metavar="DIR", required=True, help="A Hugging Face directory.")
+@click.option(
+    "--layers",
+    metavar="0,1,4-6|all",
+    default="all",
+    show_default=True,
+    callback=_layers,
+    help="Linear attention layers.",
+)
+@click.option("--rule", type=click.Choice(["q4_0", "mse"]), default="q4_0", show_default=True)
+@click.option("--out", metavar="FILE.gguf", required=True, callback=_writable)
+@json_option
+def quantize(
+    checkpoint: str,
+    layers: tuple[int, ...] | None,
+    rule: str,
+    out: str,
+    json_file: str | None,
+) -> int:
+    """Quantise the large projections of layers to int4 in a GGUF file.
+
+    The file holds these linear attention layers only, not a whole model.
+    """
+    from gdn_jax import info as about
+    from gdn_jax.checkpoint import HFCheckpoint
+    from gdn_jax.gguf.writer import quantize_checkpoint
+
+    count = len(layers or HFCheckpoint.open(checkpoint).linear_layers)
+    with stages(count) as stage:
+        written = quantize_checkpoint(checkpoint, layers, out, rule=rule, progress=stage)
+    size = Path(out).stat().st_size
+    click.echo(f"{out}: {len(written)} layers, {size / 1e6:.2f} MB")
+    if json_file:
+        found = {"file": out, "bytes": size, "layers": list(written), "rule": rule}
+        about.write_json(json_file, found)
     return 0
 
 

@@ -117,7 +117,9 @@ def _read_hf(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[Mappin
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; needed a Hugging Face config.json") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
+        raise ConfigError(
+            f"{path}: cannot be read as JSON ({error}); needed a JSON object"
+        ) from None
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{path}: holds a {type(raw).__name__}; needed a JSON object")
     return raw, str(path)

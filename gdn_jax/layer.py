@@ -39,7 +39,7 @@ def decode_step(
     """One token of one layer: x [B, D] float32 -> y [B, D] float32 and the new state.
 
     The seven steps of :mod:`gdn_jax.steps`, in float32 throughout. Pure: the state that came in is
-    untouched. Up to eight rows, a row's bits do not depend on what the other rows hold.
+    untouched. A row does not see what the other rows hold.
 
     Args:
         params: the layer's weights.

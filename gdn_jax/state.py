@@ -101,9 +101,10 @@ def import_state(arrays: Mapping[str, np.ndarray], cfg: GDNConfig) -> GDNState:
     where = "import_state"
     for name in ("S", "conv_hist"):
         if name not in arrays:
-            raise ShapeError(f"{where}: no {name}; found {', '.join(sorted(arrays)) or 'nothing'}")
+            found = ", ".join(sorted(arrays)) or "nothing"
+            raise ShapeError(f"{where}: no {name}; found {found}; needed S and conv_hist")
     host = GDNState(arrays["S"], arrays["conv_hist"])  # pyright: ignore[reportArgumentType]
-    layers = arrays["S"].shape[0] if np.ndim(arrays["S"]) == 5 else None
+    layers = arrays["S"].shape[0] if getattr(arrays["S"], "ndim", 0) == 5 else None
     check_state(where, host, cfg, layers=layers)
     for name in ("S", "conv_hist"):
         check_finite(where, name, arrays[name], ShapeError)

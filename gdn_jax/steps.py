@@ -59,9 +59,11 @@ def input_projections(params: GDNParams, x: Array) -> tuple[Array, ...]:
     """
     b, a = project(x, params.in_proj_b), project(x, params.in_proj_a)
     lead = range(a.ndim - 1)
-    A_log, dt_bias = (lax.expand_dims(p, lead) for p in (params.A_log, params.dt_bias))
+    # A scan hoists exp(A_log) out of its loop: the barrier makes it one kernel there and here.
+    A = lax.optimization_barrier(jnp.exp(params.A_log))
+    A, dt_bias = (lax.expand_dims(p, lead) for p in (A, params.dt_bias))
     beta = jax.nn.sigmoid(b)
-    g = -jnp.exp(A_log) * softplus(a + dt_bias)
+    g = -A * softplus(a + dt_bias)
     return project(x, params.in_proj_qkv), project(x, params.in_proj_z), b, a, beta, g
 
 

@@ -133,7 +133,7 @@ class LayerCase:
 
 LAYER: dict[str, LayerCase] = {
     "tiny": LayerCase(PRESETS["tiny"], 2, 5, live=True),
-    "tiny_wide": LayerCase(PRESETS["tiny-wide"], 1, 5),
+    "tiny_wide": LayerCase(PRESETS["tiny-wide"], 1, 5, seed=1),
     "hv_equals_hk_w2": LayerCase(GDNConfig(64, 3, 3, 16, 8, conv_width=2), 1, 3, live=True),
     "k64_v128_w3": LayerCase(GDNConfig(80, 1, 2, 64, 128, conv_width=3), 1, 4, live=True),
     "one_token": LayerCase(PRESETS["tiny"], 2, 1),

@@ -55,7 +55,7 @@ def test_every_operator_agrees_with_float64(name: str) -> None:
         assert_same_bits((y, state), (trace["OUT"], gdn.GDNState(trace["S"], trace["HIST"])))
 
 
-@pytest.mark.parametrize("name", ["tiny", "k64_v128_w3", "nine_rows"])
+@pytest.mark.parametrize("name", ["tiny", "tiny_wide", "k64_v128_w3", "nine_rows"])
 def test_decode_and_steps_and_trace_agree_bit_for_bit(name: str) -> None:
     """One program of T tokens, T programs of one, and T with every operator read back."""
     cfg = LAYER[name].cfg

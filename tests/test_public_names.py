@@ -41,6 +41,7 @@ PUBLIC = [
     "import_state",
     "init_params",
     "init_state",
+    "load_gguf_layer",
     "load_hf_layer",
     "load_state",
     "q4_from_gguf_blocks",
@@ -54,6 +55,7 @@ PUBLIC = [
     "save_state",
     "select_backend",
     "trace_step",
+    "write_gguf",
 ]
 
 TIERS = (

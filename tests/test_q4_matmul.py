@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import gguf
 import jax
@@ -16,6 +17,7 @@ import gdn_jax as gdn
 from gdn_jax import oracle
 from gdn_jax.backend import unavailable_reason
 from gdn_jax.params import LARGE
+from gdn_jax.quant import matmul
 from gdn_jax.quant.matmul import quantize_q8
 from tests import tools
 from tests.cases import LAYER, LayerCase
@@ -59,6 +61,22 @@ def test_f32_against_float64(lead: tuple[int, ...], N: int, K: int):
     assert_close(y, x.astype(np.float64) @ decoded(w).T, MAX_REL_SUM)
 
 
+@pytest.mark.parametrize("form", [matmul._by_groups, matmul._dequantised])
+@pytest.mark.parametrize("lead", [(), (2, 3)])
+def test_both_forms_on_any_platform(form: Callable[..., jax.Array], lead: tuple[int, ...]):
+    """The CPU's form and the one of every other platform, wherever this runs."""
+    w, x = weights(18, 40, 512), with_outliers(19, *lead, 512)
+    assert_close(jax.jit(form)(x, w), x.astype(np.float64) @ decoded(w).T, MAX_REL_SUM)
+
+
+def test_other_platforms_lower_to_the_dequantised_form():
+    w, x = weights(20, 8, 64), jnp.ones((1, 64))
+    lowered = q4_matmul.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    here = jax.jit(matmul._by_groups).lower(x, w).as_text()
+    assert lowered.count("shift_right_arithmetic") == 1
+    assert here.count("shift_right_arithmetic") == 32
+
+
 @pytest.mark.parametrize("rows", [1, 8, 9])
 def test_q8_is_the_integer_equation(rows: int):
     """Activations quantised by the gguf package, integers summed exactly, in float64."""
@@ -96,6 +114,18 @@ def test_q8_activations_have_the_bits_of_gguf(seed: int, exponent: int, kind: st
     q, d = np.asarray(q).reshape(5, 3, 32).astype(np.int8), np.asarray(d)
     found = np.concatenate([d[..., None].view(np.uint8), q.view(np.uint8)], axis=-1)
     assert_same_bits(found.reshape(5, -1), gguf.quants.quantize(x, Q8_0))
+
+
+def test_q8_scales_at_the_boundaries_of_float16():
+    """``max|x|/127`` halfway between two float16 numbers, and one float32 step to either side."""
+    below = np.arange(0x2000, 0x5000, 5, dtype=np.uint16)
+    d = np.stack([b.view(np.float16).astype(np.float64) for b in (below, below + np.uint16(1))])
+    halfway = (d.mean(axis=0) * 127).astype(np.float32).view(np.int32)
+    x = np.repeat(np.stack([halfway - 1, halfway, halfway + 1]).view(np.float32), 32, axis=-1)
+    q, d = jax.jit(quantize_q8)(x)
+    found = gguf.quants.quantize(x, Q8_0).reshape(3, -1, 34)
+    assert_same_bits(np.asarray(d).view(np.uint8).reshape(3, -1, 2), found[..., :2])
+    assert_same_bits(np.asarray(q).astype(np.uint8).reshape(3, -1, 32), found[..., 2:])
 
 
 def test_scales_of_either_sign_and_subnormal():

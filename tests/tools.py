@@ -25,8 +25,9 @@ MAX_REL = {
     # The output is rounded once, by at most half an ulp of the largest value.
     "bfloat16": 2.0**-9 + 1e-6,
     "float16": 2.0**-11 + 1e-6,
-    # A whole layer: projections over D, two norms and the exponential of a large log decay.
-    "layer": 3e-6,
+    # A whole layer: projections over D, 6e-7 as one dot for several rows, then two norms that
+    # raise a small output, error and all, to unit size.
+    "layer": 5e-6,
     # One head by itself, or the worst of 512 tokens: q·k may cancel, and the gated norm then
     # raises a small output, error and all, to unit size.
     "layer_worst": 1e-5,

@@ -16,6 +16,9 @@ from gdn_jax.types import Array
 
 ACTIVATIONS = ("f32", "q8")
 
+_FEW_ROWS = 8
+"""Up to here a CPU is faster by groups than with the weights unpacked to float32."""
+
 
 def q4_matmul(x: Any, w: Q4Array, *, activations: str = "f32", backend: str | None = None) -> Array:
     """``y = w·x`` for int4 weights: x [.., K] float32, w [N, K] -> y [.., N] float32.
@@ -23,14 +26,13 @@ def q4_matmul(x: Any, w: Q4Array, *, activations: str = "f32", backend: str | No
     With groups ``g`` of 32 columns, integers ``n`` and scales ``s`` of :class:`Q4Array`:
 
     - ``"f32"``: ``y = sum_g s_g · sum_j n_j·x_j``, everything in float32: the float32 product with
-      ``dequantize(w)`` up to the order of its sums. More than eight rows are one dot, for which
-      the float32 weights exist while it runs.
+      ``dequantize(w)`` up to the order of its sums. Several rows are one dot, for which the
+      float32 weights exist while it runs (on a CPU, from nine rows on).
     - ``"q8"``: the activations become 8-bit integers first (:func:`quantize_q8`), then
       ``y = sum_g (s_g·d_g) · sum_j n_j·q_j`` with the inner sum exact in int32. About 1 % away
       from ``"f32"``, as a system that quantises its activations is: name it when comparing.
 
-    A row of x that is not finite gives a row of y that is not. Up to eight rows, and for any number
-    with ``"q8"``, a row's bits do not depend on what the other rows hold.
+    A row of x that is not finite gives a row of y that is not; no row sees what others hold.
 
     Args:
         x: activations.
@@ -59,7 +61,7 @@ def matmul_f32(x: Array, w: Q4Array) -> Array:
     """The ``"f32"`` convention on XLA, unchecked: x [.., K], w [N, K] -> [.., N]."""
     # Tied to x, so that no loop over tokens unpacks the weights once and keeps them in float32.
     x, w = lax.optimization_barrier((x, w))
-    if linear.few_rows(x):
+    if x.size <= _FEW_ROWS * x.shape[-1]:
         return lax.platform_dependent(x, w, cpu=_by_groups, default=_dequantised)
     return _dequantised(x, w)
 
@@ -87,15 +89,16 @@ def quantize_q8(x: Array) -> tuple[Array, Array]:
     ``max|x|/127`` beyond float16, has a d that is not finite.
     """
     groups = x.reshape(*x.shape[:-1], -1, GROUP)
-    # A constant divisor would become a product with its reciprocal, which rounds otherwise.
-    d = jnp.max(jnp.abs(groups), axis=-1) / lax.optimization_barrier(jnp.float32(127))
+    largest = jnp.max(jnp.abs(groups), axis=-1)
+    # A divisor that XLA knows would become a product with its reciprocal, which rounds otherwise.
+    d = largest / lax.optimization_barrier(jnp.full_like(largest, 127))
     inverse = jnp.where(jnp.isfinite(1 / d), 1 / d, 0)
     q = lax.round(groups * inverse[..., None], lax.RoundingMethod.AWAY_FROM_ZERO)
     return q.astype(jnp.int32).reshape(x.shape), d.astype(jnp.float16)
 
 
 def _dequantised(x: Array, w: Q4Array) -> Array:
-    """One loop from int4 to the sum on a GPU; more than eight rows need the float32 weights."""
+    """For one row on a GPU one loop from int4 to the sum; several need the float32 weights."""
     return linear.matmul(x, dequantize(w))
 
 

@@ -1,6 +1,6 @@
 """A pool of int4 matrices that layers are bound to by key."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gdn_jax.errors import ShapeError
 from gdn_jax.quant.q4array import Q4Array, check_q4
@@ -58,6 +58,10 @@ class Q4Pool:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
+
+    def items(self) -> Iterable[tuple[str, Q4Array]]:
+        """Keys and matrices."""
+        return self._arrays.items()
 
     def __len__(self) -> int:
         return len(self._arrays)

@@ -55,6 +55,46 @@ _CATALOGUE: dict[str, tuple[str, str, str]] = {
         "rounding does not build up in the carried state",
         "runs of many thousand tokens",
     ),
+    "f16.convert": (
+        "unequal patterns",
+        "the device widens every float16 scale as the format says",
+        "that the right scale is read (q4.kernel_vs_dequantized shows that)",
+    ),
+    "q4.kernel_vs_dequantized": (
+        "max_rel",
+        "the int4 path is right: packing, scales and products, decoded by the gguf package beside",
+        "what quantising costs",
+    ),
+    "q4.magnitude_gate": (
+        "max_rel",
+        "nothing is mis-wired: such mistakes are off by O(1)",
+        "that the accuracy is sufficient for anything",
+    ),
+    "q4.readback": (
+        _BITS,
+        "reading every operator back changes no bit of the int4 layer",
+        "that what is read back is right",
+    ),
+    "q4.cross_layer": (
+        _BITS,
+        "two layers bound to one pool agree, and their states lie apart",
+        "that a real stack's keys name the right matrices",
+    ),
+    "q4.reset_replay": (
+        _BITS,
+        "reset and replay repeat bit for bit in int4 too",
+        "that the state is laid out right",
+    ),
+    "q4.host_vs_device": (
+        _BITS,
+        "keeping the loop on the device changes no bit",
+        "that it is faster",
+    ),
+    "q4.residency": (
+        "violations accepted",
+        "each residency rule refuses, and nothing changes when it does",
+        "that memory is given back (the tests count live buffers)",
+    ),
 }
 
 

@@ -1,22 +1,15 @@
 """The float32 tier: one layer against transformers and float64, and the rules of its state."""
 
-import dataclasses
-import functools
-from collections.abc import Mapping
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax import oracle
 from gdn_jax.bank import LayerBank
-from gdn_jax.config import PRESETS, GDNConfig
+from gdn_jax.config import PRESETS
 from gdn_jax.errors import LayerNotResidentError
-from gdn_jax.layer import trace_step
 from gdn_jax.params import GDNParams
-from gdn_jax.state import GDNState, init_state
-from gdn_jax.trace import trace_shapes
 from gdn_jax.verify.catalogue import check
+from gdn_jax.verify.device_run import DeviceRun, device_params, run_traces
 from gdn_jax.verify.draw import draw_inputs, draw_weights
 from gdn_jax.verify.metrics import distance, unequal
 from gdn_jax.verify.progress import Stage
@@ -43,85 +36,33 @@ HEAD_LIMIT = 1e-3
 DRIFT_LIMIT = 1e-5
 DRIFT_PRESET, DRIFT_TOKENS = "tiny", 512
 OURS_F64, OURS_HF, HF_F64 = "ours to float64", "ours to transformers", "transformers to float64"
-STAGES = 7
-
-_trace_step = jax.jit(trace_step, static_argnames=("cfg", "backend"))
-
-
-@functools.partial(jax.jit, static_argnames=("layer", "backend"), donate_argnames="state")
-def bank_decode(
-    bank: LayerBank, state: GDNState, xs: jax.Array, layer: int, backend: str | None
-) -> tuple[jax.Array, GDNState]:
-    """:meth:`LayerBank.decode`, jitted, with the state updated in place."""
-    return bank.decode(state, layer, xs, backend=backend)
-
-
-def device_params(weights: Mapping[str, np.ndarray]) -> GDNParams:
-    """GDNParams on the default device from host arrays by name."""
-    return GDNParams(**{name: jnp.asarray(x) for name, x in weights.items()})
-
-
-def run_traces(params: GDNParams, cfg: GDNConfig, xs: np.ndarray, backend: str | None) -> Traces:
-    """Every operator of every token of one sequence: arrays [T, ..] by read-back name."""
-    state = init_state(cfg)
-    rows: dict[str, list[np.ndarray]] = {name: [] for name in trace_shapes(cfg)}
-    for x in xs:
-        _, state, trace = _trace_step(params, state, jnp.asarray(x[None]), cfg=cfg, backend=backend)
-        for name, values in rows.items():
-            values.append(np.asarray(trace[name])[0])
-    return {name: np.stack(values) for name, values in rows.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One float32 layer's device run and its traces, which the bit checks compare with."""
-
-    bank: LayerBank
-    tokens: jax.Array
-    ys: np.ndarray
-    traces: Traces
-    backend: str | None
-
-    def difference(self, ys: np.ndarray, state: GDNState, layer: int) -> int:
-        """Elements of an output and of a layer's state that differ from this run's in any bit."""
-        count = unequal(ys, self.ys)
-        count += unequal(np.asarray(state.S[layer, 0]), self.traces["S"][-1])
-        return count + unequal(np.asarray(state.conv_hist[layer, 0]), self.traces["HIST"][-1])
+STAGES = 6
 
 
 def run(
     subject: Subject, report: Report, *, layers: int, backend: str | None, stage: Stage
 ) -> None:
     """Run every check of the tier and add it, with its tables, to the report."""
-    cfg, xs = subject.cfg, subject.xs
     with stage("weights to the device"):
         params = device_params(subject.weights)
-        bank = LayerBank(cfg, layers).preload(0, params).preload(layers - 1, params)
-        state = bank.init_state()
-        report.tables["state"] = state_rows(state)
+        bank = LayerBank(subject.cfg, layers).preload(0, params).preload(layers - 1, params)
     with stage("float64 oracle"):
-        exact = oracle.layer_trace(subject.weights, cfg, xs)
-    with stage("layer, every operator read back"):
-        traces = run_traces(params, cfg, xs, backend)
-    with stage("layer, one device run in two places of the stack"):
-        tokens = jnp.asarray(xs[None])
-        ys, state = bank_decode(bank, state, tokens, 0, backend)
-        far, state = bank_decode(bank, state, tokens, layers - 1, backend)
-    this = Run(bank, tokens, np.asarray(ys[0]), traces, backend)
+        exact = oracle.layer_trace(subject.weights, subject.cfg, subject.xs)
+    with stage("layer, in two places of the stack"):
+        this = DeviceRun.of("f32", bank, 0, layers - 1, subject.xs, backend)
+    report.tables["state"] = state_rows(this.state)
     _compare(report, subject, this, exact)
-    report.checks.append(_readback(this, state))
-    report.checks.append(_cross_layer(this, np.asarray(far[0]), state))
+    report.checks += [this.readback(), this.cross_layer()]
     with stage("reset and replay"):
-        report.checks.append(_reset_replay(this, state))
+        report.checks.append(this.reset_replay())
     with stage("host round trips"):
-        report.tables["round_trip"] = [trip := measure_round_trip(cfg.d_model)]
-        report.checks.append(_host_vs_device(this, trip))
-        report.checks.append(_residency(this, params))
+        report.tables["round_trip"] = [trip := measure_round_trip(subject.cfg.d_model)]
+        report.checks += [this.host_vs_device(trip), _residency(this, params)]
     with stage(f"drift over {DRIFT_TOKENS} tokens"):
         _drift(report, backend)
 
 
-def _compare(report: Report, subject: Subject, this: Run, exact: Traces) -> None:
+def _compare(report: Report, subject: Subject, this: DeviceRun, exact: Traces) -> None:
     limit = FLOAT64_LIMIT["cpu" if jax.default_backend() == "cpu" else "gpu"]
     tokens = report.tables.setdefault("tokens", [])
     operators = report.tables.setdefault("operators", [])
@@ -148,44 +89,7 @@ def _compare(report: Report, subject: Subject, this: Run, exact: Traces) -> None
         operators += operator_rows(HF_F64, hf, exact, shared)
 
 
-def _readback(this: Run, state: GDNState) -> Check:
-    count = this.difference(this.traces["OUT"], state, 0)
-    return check("f32.readback", count, 0, f"{this.ys.size} outputs and the final state")
-
-
-def _cross_layer(this: Run, far: np.ndarray, state: GDNState) -> Check:
-    layers = this.bank.num_layers
-    between = sum(int(jnp.count_nonzero(part[1:-1])) for part in (state.S, state.conv_hist))
-    count = this.difference(far, state, layers - 1) + between
-    detail = (
-        f"layers 0 and {layers - 1} of one stack: {this.ys.size} outputs and both states; "
-        f"layers between them: {layers - 2}, all still zero"
-    )
-    return check("f32.cross_layer", count, 0, detail)
-
-
-def _reset_replay(this: Run, state: GDNState) -> Check:
-    poisoned = jax.tree.map(lambda x: x.at[0, :, ..., 0].set(jnp.nan), state)
-    clean = this.bank.reset(poisoned, 0)
-    again, state = bank_decode(this.bank, clean, this.tokens, 0, this.backend)
-    count = this.difference(np.asarray(again[0]), state, 0)
-    detail = f"layer 0 used, poisoned with NaN and reset; all {len(this.ys)} tokens run again"
-    return check("f32.reset_replay", count, 0, detail)
-
-
-def _host_vs_device(this: Run, trip: Row) -> Check:
-    host, state = this.bank.decode_host(
-        this.bank.init_state(), 0, np.asarray(this.tokens), backend=this.backend
-    )
-    detail = (
-        f"{len(this.ys)} host round trips against one device run; a round trip of one token costs "
-        f"{trip['median_us']:.1f} µs (interquartile range {trip['iqr_us']:.1f}, "
-        f"{trip['repetitions']} repetitions, clock resolution {trip['clock_resolution_us']:.3f})"
-    )
-    return check("f32.host_vs_device", this.difference(host[0], state, 0), 0, detail)
-
-
-def _residency(this: Run, params: GDNParams) -> Check:
+def _residency(this: DeviceRun, params: GDNParams) -> Check:
     bank = LayerBank(this.bank.cfg, 2).preload(0, params)
     state = bank.init_state()
     before = jax.tree.map(np.array, state)
