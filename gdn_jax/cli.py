@@ -127,6 +127,8 @@ def verify(
                     seed=seed or 0,
                     python=oracle_python,
                 )
+        if int4 in chosen_tiers:
+            int4.check_widths(chosen.cfg)
         settings: dict[str, Any] = {
             "layer": chosen.name,
             "config": str(chosen.cfg),

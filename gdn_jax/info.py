@@ -11,8 +11,9 @@ from rich.text import Text
 from gdn_jax.backend import BACKENDS, OPS, select_backend, unavailable_reason
 from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.environment import environment
+from gdn_jax.files import write_atomically
 from gdn_jax.params import init_params
-from gdn_jax.state import init_state, write_atomically
+from gdn_jax.state import init_state
 from gdn_jax.verify.render import number, table
 
 

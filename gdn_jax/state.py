@@ -4,9 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +16,7 @@ from safetensors.numpy import save
 from gdn_jax.checks import check_array, check_config, check_finite
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, StateFileError
+from gdn_jax.files import write_atomically
 from gdn_jax.types import Array
 
 _FORMAT, _VERSION = "gdn-jax-state", 1
@@ -175,18 +174,3 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> str:
         digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()
-
-
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file whole or not at all: a temporary neighbour, flushed, then renamed over it."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

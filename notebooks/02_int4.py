@@ -85,9 +85,9 @@ fig.legend(loc="outside upper right", ncols=2)
 plt.show()
 
 # %% [markdown]
-# There are eight levels on the side of $m$ and only seven on the other. Most values are at most half
-# a step from a level. A value on the other side that is nearly as large as $m$ has no level to go
-# to: it is **clipped** to $7$, and may be a whole step off.
+# There are eight levels on the side of $m$ and only seven on the other. Most values are at most
+# half a step from a level. A value on the other side that is nearly as large as $m$ has no level to
+# go to: it is **clipped** to $7$, and may be a whole step off.
 
 # %%
 two_sided = np.zeros((1, 32), np.float32)
@@ -106,6 +106,7 @@ assert 0.9 < off[1] <= 1
 # From rounding, and the step is what sets its size. Over many groups the error is spread evenly
 # between $-s/2$ and $s/2$, so its root mean square is $s/\sqrt{12}$, about 0.29 of a step. (Half a
 # step holds for the exact $m/8$; rounding that to float16 adds at most $8 \cdot 2^{-11}$ steps.)
+# The peak at zero is the largest value of each group, one weight in 32, which has nearly no error.
 #
 # The step is an eighth of the **largest** value. One outlier makes it coarse for the 31 others. The
 # right plot puts an outlier into groups of normal values: the error of the others grows with the
@@ -123,6 +124,8 @@ print(f"clipped: {clipped.mean():.2%} of the weights, largest {np.abs(errors[cli
 assert np.abs(errors[~clipped]).max() <= 0.5 + 8 * 2**-11
 assert np.abs(errors[clipped]).max() <= 1 + 8 * 2**-11
 assert abs(rms * np.sqrt(12) - 1) < 0.05
+m = np.abs(weights.reshape(errors.shape)).argmax(axis=-1)[..., None]
+assert np.abs(np.take_along_axis(errors, m, axis=-1)).max() <= 8 * 2**-11
 
 sizes, others = np.geomspace(4, 100, 25), rng.normal(size=(1000, 31)).clip(-4, 4)
 lost = []
@@ -136,12 +139,14 @@ assert lost[-1] == 1
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 axes[0].hist(errors.ravel(), bins=np.linspace(-1, 1, 81), density=True, color=BLUE)
 axes[0].set(xlabel="error in steps", ylabel="density", title="All weights of a matrix")
+axes[0].set_xticks(np.linspace(-1, 1, 5))
 axes[1].loglog(sizes, expected, "--", color=INK, lw=1, label=r"$s/\sqrt{12}$, $s$ = size / 8")
 axes[1].loglog(sizes, lost, "-o", ms=4, color=ORANGE, label="measured")
 axes[1].set(xlabel="size of the outlier (others: 1)", ylabel="rms error of the others, relative")
 axes[1].set(title="One outlier in a group", ylim=(0.1, 5))
-axes[1].set_xticks([4, 10, 30, 100], ["4", "10", "30", "100"], minor=False)
-axes[1].set_yticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"], minor=False)
+axes[1].set_xticks([4, 10, 30, 100], ["4", "10", "30", "100"])
+axes[1].set_yticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])
+axes[1].minorticks_off()
 axes[1].legend()
 plt.show()
 
@@ -150,8 +155,8 @@ plt.show()
 #
 # A smaller group meets fewer outliers, and pays for it: 16 bits of scale are shared by fewer
 # weights, so that a weight takes $4 + 16/\text{size}$ bits. And $m \mapsto -8$ is not the best rule
-# for a group. `mse` tries several other places for $m$, fits the scale by least squares to each, and
-# keeps the best. It costs time once, when the weights are quantised, and no bits.
+# for a group. `mse` tries several other places for $m$, fits the scale by least squares to each,
+# and keeps the best. It costs time once, when the weights are quantised, and no bits.
 #
 # Files hold groups of 32. For these a `q4_0` group here has the same bytes as one of the `gguf`
 # package, which is code of other authors.
@@ -182,7 +187,7 @@ for (rule, errors), look in zip(found.items(), (("-o", BLUE), ("--s", ORANGE)), 
     ax.plot(errors.keys(), errors.values(), look[0], ms=5, color=look[1], label=rule)
 for size, bits in ((8, 6), (16, 5), (32, 4.5), (64, 4.25)):
     ax.annotate(f"{size}", (bits, found["q4_0"][bits]), (4, 5), textcoords="offset points")
-ax.set(xlabel="bits a weight (marked: group size)", ylabel="rms error, relative", ylim=(0, None))
+ax.set(xlabel="bits a weight (marked: group size)", ylabel="rms error, relative", ylim=(0, 0.12))
 ax.legend(title="normal weights, rule")
 plt.show()
 
@@ -198,13 +203,16 @@ for name in LARGE:
     full = getattr(big, name)
     N, K = full.shape
     small = gdn.Q4Array(
-        jax.ShapeDtypeStruct((N, K // 8), jnp.int32), jax.ShapeDtypeStruct((N, K // 32), jnp.float16)
+        jax.ShapeDtypeStruct((N, K // 8), jnp.int32),
+        jax.ShapeDtypeStruct((N, K // 32), jnp.float16),
     )
     assert small.shape == full.shape
     assert small.nbytes * 8 == 4.5 * full.size
     total["float32"] += full.size * full.dtype.itemsize
     total["int4"] += small.nbytes
-    print(f"{name:12s}{full.shape!s:14s}{full.size * 4 / 2**20:6.1f} → {small.nbytes / 2**20:.1f} MiB")
+    print(
+        f"{name:12s}{full.shape!s:14s}{full.size * 4 / 2**20:6.1f} → {small.nbytes / 2**20:.1f} MiB"
+    )
 print(*(f"{tier}: {count / 2**20:.1f} MiB" for tier, count in total.items()), sep=", ")
 assert [round(count / 2**20, 1) for count in total.values()] == [440.0, 61.9]
 
@@ -216,9 +224,8 @@ assert [round(count / 2**20, 1) for count in total.values()] == [440.0, 61.9]
 #
 # - **float32**: the original weights;
 # - **int4**: the quantised ones, multiplied as they are;
-# - **twin**: float32 again, with the weights that the int4 stands for. They go through the bytes of
-#   a GGUF file and are decoded by the `gguf` package, so that none of our code reads the integers
-#   and scales.
+# - **twin**: float32 again, with the weights that the int4 stands for. The `gguf` package quantises
+#   the original weights and decodes them; none of our code has a part in it.
 #
 # The oracle computes the same layer in float64, once with the original weights and once with the
 # twin's.
@@ -242,14 +249,14 @@ def in_float64(params):
     return oracle.layer_trace({n: np.asarray(x) for n, x in vars(params).items()}, cfg, xs)
 
 
-def decode_elsewhere(w):
-    return jnp.asarray(gguf.quants.dequantize(gdn.q4_to_gguf_blocks(w), kind))
+def through_gguf(weights):
+    return jnp.asarray(gguf.quants.dequantize(gguf.quants.quantize(weights, kind), kind))
 
 
-int4 = {name: gdn.quantize_q4(getattr(params, name)) for name in LARGE}
-int4_params = dataclasses.replace(params, **int4)
-twin_params = dataclasses.replace(params, **{n: decode_elsewhere(w) for n, w in int4.items()})
-f32, q4, twin = run(params), run(int4_params), run(twin_params)
+large = {name: np.asarray(getattr(params, name)) for name in LARGE}
+int4 = {name: gdn.quantize_q4(x) for name, x in large.items()}
+twin_params = dataclasses.replace(params, **{n: through_gguf(x) for n, x in large.items()})
+f32, q4, twin = run(params), run(dataclasses.replace(params, **int4)), run(twin_params)
 exact, exact_twin = in_float64(params), in_float64(twin_params)
 
 print("        int4 to float32                 int4 to twin")
@@ -265,9 +272,10 @@ for name in f32:
 # %% [markdown]
 # The left half is the **cost**, the right half is the **code**.
 #
-# The cost enters at three places: in `XC`, in `Z` and in `OUT`, where the three projections are. `B`,
-# `A`, `BETA` and `G` come from float32 weights and the same token, so not a bit of them differs: how
-# fast a head forgets and how strongly it writes is not touched. In between, the steps carry it on:
+# The cost enters at three places: in `XC`, in `Z` and in `OUT`, where the three projections are.
+# `B`, `A`, `BETA` and `G` come from float32 weights and the same token, so not a bit of them
+# differs: how fast a head forgets and how strongly it writes is not touched. In between, the steps
+# carry it on:
 #
 # - SiLU and the norm of $q$ and $k$ hand it through almost as it is.
 # - Where two results meet that are both off, and independently so, the squares of their errors add.
@@ -299,8 +307,9 @@ assert all(code[name] < 1e-6 for name in code)
 for before, after in (("XC", "XCV"), ("XCV", "Q"), ("XCV", "K")):
     assert abs(cost[after] / cost[before] - 1) < 0.1
 
+v = slice(2 * cfg.key_dim, None)
 meeting = {
-    "S": (cost["K"], cost["XCV"]),
+    "S": (cost["K"], distance(q4["XCV"][:, v], f32["XCV"][:, v]).rms_rel),
     "ON": (cost["S"], cost["Q"]),
     "OUT": (cost["ONN"], alone["out_proj"]),
 }
@@ -328,6 +337,7 @@ assert max(alone, key=alone.get) == "in_proj_qkv"
 # the error of the output and of the state stays level. The distance of the int4 layer to float64
 # **with the same weights** stays level too, a million times lower.
 
+
 # %%
 def along(name, reference):
     pairs = zip(q4[name], reference[name], strict=True)
@@ -341,7 +351,7 @@ by_token = {
 }
 for label, line in by_token.items():
     early, late = line[T // 4 : T // 2].mean(), line[-T // 4 :].mean()
-    print(f"{label:29s} tokens {T // 4 + 1} to {T // 2}: {early:.1e}, the last {T // 4}: {late:.1e}")
+    print(f"{label:29s} tokens {T // 4 + 1} to {T // 2}: {early:.1e}, last {T // 4}: {late:.1e}")
     assert late < 1.5 * early
 lower = cost["OUT"] / code["OUT"]
 print(f"cost over code: {lower:.0e}")
@@ -364,93 +374,115 @@ plt.show()
 # %% [markdown]
 # ## Equal numbers that prove nothing
 #
-# A test report might say: "int4 is $0.234$ from our float32 layer, and $0.234$ from the independent
-# oracle. Two references, one number: the wiring is right." Let us see how good that evidence is. We
-# plant a mistake: each row is read with the scale of the **row before it**. And for comparison, a
-# layer that computes nothing at all and returns noise.
+# A report might say: "int4 is 0.2339 from our float32 layer and 0.2339 from the independent oracle.
+# Two references, one number: the code is right." To see how good that evidence is, plant two
+# mistakes, and add a layer that computes nothing and returns noise:
+#
+# - **neighbour**: each row is read with the scales of the row before it;
+# - **bfloat16**: the scales pass through bfloat16 on their way and lose three of their eleven bits.
 
 # %%
-planted = {n: dataclasses.replace(w, scales=jnp.roll(w.scales, 1, axis=0)) for n, w in int4.items()}
-wrong = run(dataclasses.replace(params, **planted))
-noise = {"OUT": rng.normal(size=f32["OUT"].shape) * f32["OUT"].std()}
-between = distance(f32["OUT"], exact["OUT"]).rms_rel
+plants = {
+    "neighbour": lambda scales: jnp.roll(scales, 1, axis=0),
+    "bfloat16": lambda scales: scales.astype(jnp.bfloat16).astype(jnp.float16),
+}
+layers, same_reader = {"right": q4}, {"right": twin}
+for mistake, change in plants.items():
+    bad = {n: dataclasses.replace(w, scales=change(w.scales)) for n, w in int4.items()}
+    layers[mistake] = run(dataclasses.replace(params, **bad))
+    shared = {name: gdn.dequantize(w) for name, w in bad.items()}
+    same_reader[mistake] = run(dataclasses.replace(params, **shared))
 
-print("rms_rel of OUT           to float32     to oracle      difference")
-for label, layer in (("int4", q4), ("int4, wrong scales", wrong), ("noise", noise)):
-    near, far = (distance(layer["OUT"], reference["OUT"]).rms_rel for reference in (f32, exact))
-    print(f"{label:24s} {near:<14.8f} {far:<14.8f} {abs(near - far):.0e}")
-    assert abs(near - far) < 2 * between
+
+def OUT_error(layer, reference):
+    return distance(layer["OUT"], reference["OUT"]).rms_rel
+
+
+noise = {"OUT": rng.normal(size=f32["OUT"].shape) * f32["OUT"].std()}
+between = OUT_error(f32, exact)
+print("rms_rel of OUT   to float32     to oracle      difference")
+for label, layer in (layers | {"noise": noise}).items():
+    near, far = OUT_error(layer, f32), OUT_error(layer, exact)
+    print(f"{label:17s}{near:<15.8f}{far:<15.8f}{abs(near - far):.0e}")
+    assert abs(near - far) < between * (1 + near)
 print(f"\nfloat32 to oracle: {between:.0e}")
-honest, mistaken = (distance(layer["OUT"], f32["OUT"]).rms_rel for layer in (q4, wrong))
-assert mistaken < 4 * honest
+
+w = int4["in_proj_qkv"]
+turned = np.mean(np.sign(w.scales) != np.sign(plants["neighbour"](w.scales)))
+print(f"scales with another sign than their neighbour's: {turned:.0%}")
+assert 0.4 < turned < 0.6
+assert OUT_error(layers["neighbour"], f32) > 1
+assert abs(OUT_error(layers["bfloat16"], f32) / cost["OUT"] - 1) < 0.01
 
 # %% [markdown]
-# The two numbers agree to six digits in **every** row, noise included. They must. The distance to the
-# float32 layer and the distance to the oracle can differ by no more than the distance between those
-# two (the triangle inequality), and that was known to be tiny before any int4 ran. The agreement is
-# a statement about float32 and the oracle. It contains no int4.
+# In **every** row the two numbers agree to six places, right or wrong, noise included. They must.
+# By the triangle inequality they can differ by no more than float32 and the oracle do, and that was
+# known to be tiny before any int4 ran. The agreement is about float32 and the oracle. It contains
+# nothing about int4.
 #
-# Nor does the size of the number help much. With the wrong scales it is a few times the honest one,
-# and whoever sees it alone may well take it for the price of four bits. A limit on it finds mistakes
-# that are as large as the output itself, no others. That is why `verify` calls its limit a
-# `magnitude_gate`.
+# The size of the number says a little. Half of the neighbour's scales have the wrong sign, and the
+# result is as far off as noise: a limit finds that. `verify` has one and calls it
+# `q4.magnitude_gate`. But with bfloat16 scales the number is the right one to within a hundredth:
+# the price of four bits covers the mistake.
 #
 # ## What does prove something
 #
-# Take the cost out: compare the int4 layer with a reference that has **the same quantised weights**.
-# Then only rounding is left, and rounding is small enough for a mistake to stand out. One condition:
-# the reference must come by its weights in another way. A twin that decodes them with the function
-# under suspicion shares the mistake and agrees with it.
+# Take the price out: compare the int4 layer with a reference that has **the same quantised
+# weights**. Then only rounding is left, and a mistake stands out. One condition: the reference must
+# come by its weights in another way. A twin that decodes them with the code under suspicion makes
+# the same mistake and agrees.
 
 # %%
-shared = {name: gdn.dequantize(w) for name, w in planted.items()}
-same_reader = run(dataclasses.replace(params, **shared))
-
 references = {
-    "float32, original weights": (f32, f32),
-    "float64, original weights": (exact, exact),
-    "float32, weights from the same reader": (twin, same_reader),
-    "float64, weights decoded elsewhere": (exact_twin, exact_twin),
+    "float32, original weights": dict.fromkeys(layers, f32),
+    "float64, original weights": dict.fromkeys(layers, exact),
+    "float32, from our own decoder": same_reader,
+    "float64, from the gguf package": dict.fromkeys(layers, exact_twin),
 }
-measured = {}
-print(f"rms_rel of OUT to{'':24s}honest   wrong    wrong / honest")
-for label, (for_honest, for_wrong) in references.items():
-    pair = distance(q4["OUT"], for_honest["OUT"]), distance(wrong["OUT"], for_wrong["OUT"])
-    measured[label] = a, b = [d.rms_rel for d in pair]
-    print(f"{label:41s}{a:.1e}  {b:.1e}  {b / a:.1f}" if b < 100 * a else
-          f"{label:41s}{a:.1e}  {b:.1e}  {b / a:.0e}")
+found = {
+    label: [OUT_error(layers[name], reference[name]) for name in layers]
+    for label, reference in references.items()
+}
+print(f"rms_rel of OUT to{'':22s}" + "".join(f"{name:11s}" for name in layers))
+for label, errors in found.items():
+    print(f"{label:39s}" + "".join(f"{error:<11.1e}" for error in errors))
 
-*blind, sees = (b / a for a, b in measured.values())
-assert max(blind) < 4
-assert sees > 1e6
+*_, same, independent = (np.array(errors[1:]) / errors[0] for errors in found.values())
+print()
+for mistake, times in zip(plants, independent, strict=True):
+    bad = layers[mistake]
+    start = next(n for n in bad if distance(bad[n][0], exact_twin[n][0]).max_rel > 5e-6)
+    print(f"last line, {mistake}: {times:.0e} times the right one's, starts at {start}")
+    assert start == "XC"
+assert (same < 2).all()
+assert independent[0] > 1e6
+assert independent[1] > 3e3
 
-start = next(n for n in wrong if distance(wrong[n][0], exact_twin[n][0]).max_rel > 5e-6)
-print(f"\nthe mistake starts at {start}")
-assert start == "XC"
-
-fig, ax = plt.subplots(figsize=(8, 2.6), layout="constrained")
-for y, (a, b) in enumerate(measured.values()):
-    ax.plot((a, b), (y, y), color=INK, lw=1)
-for index, (label, marker, color) in enumerate((("right", "o", BLUE), ("wrong scales", "X", PINK))):
-    points = [pair[index] for pair in measured.values()]
-    ax.semilogx(points, range(len(points)), marker, ms=8, color=color, label=label)
-ax.set(xlabel="rms error of OUT, relative", ylim=(len(measured) - 0.5, -0.5), xlim=(5e-8, 5))
-ax.set_yticks(range(len(measured)), [f"to {label}" for label in measured])
-fig.legend(loc="outside upper right", ncols=2)
+fig, ax = plt.subplots(figsize=(8, 3), layout="constrained")
+looks = (("o", BLUE), ("X", PINK), ("D", ORANGE))
+columns = np.transpose(list(found.values()))
+for index, (name, (marker, color)) in enumerate(zip(layers, looks, strict=True)):
+    rows = np.arange(len(found)) + 0.25 * (index - 1)
+    ax.semilogx(columns[index], rows, marker, ms=6, color=color, label=name)
+ax.set(xlabel="rms error of OUT, relative", ylim=(len(found) - 0.5, -0.5), xlim=(5e-8, 5))
+ax.set_yticks(range(len(found)), [f"to {label}" for label in found])
+ax.grid(axis="y", color=INK, alpha=0.3)
+fig.legend(loc="outside upper right", ncols=3)
 plt.show()
 
 # %% [markdown]
-# Only the last line tells right from wrong, and there by six orders of magnitude. Operator by
-# operator it also says where the mistake starts: at `XC`, the first product with an int4 matrix.
-# This is the check `q4.kernel_vs_dequantized` of `gdn-jax verify --tier q4`.
+# Only the last line tells right from wrong: by six orders of magnitude for the neighbour's scales,
+# by about four for the lost bits. Operator by operator it also says where a mistake starts: at
+# `XC`, the first product with an int4 matrix. This is the check `q4.kernel_vs_dequantized` of
+# `gdn-jax verify --tier q4`.
 #
 # ## Two kinds of activations
 #
 # So far the vector that a matrix is multiplied by was float32. Some systems quantise it as well, to
 # eight bits per value with a scale for 32 of them (`Q8_0` in GGUF). `activations="q8"` computes
 # that. It is another function of the same weights, not a worse implementation: each agrees with its
-# own definition in float64 to rounding, and they differ from each other by what the eight bits cost.
-# A comparison with another system has to say which of the two it means.
+# own definition in float64 to rounding, and they differ from each other by what the eight bits
+# cost. A comparison with another system has to say which of the two it means.
 
 # %%
 eight = gguf.GGMLQuantizationType.Q8_0

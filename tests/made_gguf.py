@@ -5,13 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+import gdn_jax as gdn
 from gdn_jax import GDNConfig
+from gdn_jax.params import LARGE
+from gdn_jax.verify.draw import draw_weights
 from tests.made_checkpoint import Arrays, fuse_ba, fuse_qkvz
 
 Type = gguf.GGMLQuantizationType
+TWICE = gdn.GDNConfig(64, 3, 6, 8, 32)
+THRICE = gdn.GDNConfig(96, 2, 6, 16, 32)
+EQUAL = gdn.GDNConfig(32, 2, 2, 8, 32)
+NARROW = gdn.GDNConfig(64, 2, 6, 8, 16)
+LAYER = 1
 PROJECTIONS = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_ba", "ssm_in", "ssm_out")
 NUMPY = {Type.F32: np.float32, Type.F16: np.float16, Type.BF16: ml_dtypes.bfloat16}
 
@@ -126,3 +135,41 @@ def stored_values(x: np.ndarray, kind: Type) -> np.ndarray:
     if kind in NUMPY:
         return x.astype(NUMPY[kind])
     return gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+
+
+def block(tensors: Mapping[str, np.ndarray], layer: int = LAYER) -> Arrays:
+    """A layer's tensors under their full names."""
+    return {f"blk.{layer}.{name}": x for name, x in tensors.items()}
+
+
+def made(
+    path: Path,
+    cfg: gdn.GDNConfig,
+    architecture: str = "qwen35",
+    fused: bool = False,
+    **options: Any,
+) -> Arrays:
+    """A file of one layer; returns the layer's weights in the order of safetensors."""
+    weights = draw_weights(cfg, seed=7)
+    tensors = block(layer_tensors(weights, cfg, architecture, fused))
+    write(path, tensors, metadata(cfg, architecture), architecture, **options)
+    return weights
+
+
+def to_params(weights: Mapping[str, Any]) -> gdn.GDNParams:
+    """Weights on the device."""
+    fields: dict[str, Any] = {
+        name: x if isinstance(x, gdn.Q4Array) else jnp.asarray(x) for name, x in weights.items()
+    }
+    return gdn.GDNParams(**fields)
+
+
+def drawn(cfg: gdn.GDNConfig, seed: int, kind: str) -> gdn.GDNParams:
+    """Drawn weights; A_log has values near 0, of which many share a float32 -exp(A_log)."""
+    weights: dict[str, Any] = draw_weights(cfg, seed)
+    weights["A_log"][:2] = 1e-9, -3e-5
+    dtypes = {"f16": jnp.float16, "bf16": jnp.bfloat16, "f32": jnp.float32}
+    for name in LARGE:
+        x = weights[name]
+        weights[name] = gdn.quantize_q4(x) if kind == "q4" else jnp.asarray(x, dtypes[kind])
+    return to_params(weights)

@@ -6,14 +6,20 @@ import numpy as np
 
 from gdn_jax import PRESETS
 from gdn_jax.trace import trace_shapes
-from gdn_jax.verify.report import Check, Report
+from gdn_jax.verify.report import Check, Report, Row
 
 PAIRS = ("ours to transformers", "ours to float64", "transformers to float64")
 OPERATORS = tuple(trace_shapes(PRESETS["tiny"]))
+Q4_PAIRS = ("int4 to float32", "int4 to float64 with the dequantised weights")
 PER_HEAD = {"B", "A", "BETA", "G", "Q", "K", "ON", "ONN", "S"}
 
 
 def report_data(tokens: int = 5, heads: int = 4, steps: int = 512) -> dict[str, Any]:
+    """The JSON form of :func:`made_up_report`."""
+    return made_up_report(tokens, heads, steps).as_dict()
+
+
+def made_up_report(tokens: int = 5, heads: int = 4, steps: int = 512) -> Report:
     """A report of the shape that ``verify`` makes, with plausible numbers."""
     rng = np.random.default_rng(3)
 
@@ -45,26 +51,33 @@ def report_data(tokens: int = 5, heads: int = 4, steps: int = 512) -> dict[str, 
         {"part": "whole stack", "shape": "48 layers", "bytes": 156893184},
     ]
     limits = dict(zip(PAIRS, (1e-4, 3e-6, None), strict=True))
-    report.tables["tokens"] = [
-        {
-            **{"pair": pair, "token": t, "max_abs_err": near(2e-6), "max_abs_ref": near(2.5)},
-            **{"max_rel": near(8e-7), "rms_rel": near(4e-7), "limit": limits[pair]},
-            "ok": None if limits[pair] is None else True,
-        }
-        for pair in PAIRS
-        for t in range(tokens)
-    ]
-    report.tables["operators"] = [
-        {
-            **{"operator": op, "pair": pair, "token": t},
-            **{"max_rel": near(4e-7 + 3e-8 * i), "rms_rel": near(2e-7 + 1e-8 * i)},
-            "worst_head": int(rng.integers(48)) if op in PER_HEAD else None,
-            "worst_head_rel": near(9e-7) if op in PER_HEAD else None,
-        }
-        for i, op in enumerate(OPERATORS)
-        for pair in PAIRS
-        for t in range(tokens)
-    ]
+
+    def token_rows(pair: str, size: float, limit: float | None) -> list[Row]:
+        return [
+            {
+                **{"pair": pair, "token": t, "max_abs_err": near(2 * size)},
+                **{"max_abs_ref": near(2.5), "max_rel": near(0.8 * size)},
+                **{"rms_rel": near(0.4 * size), "limit": limit},
+                "ok": None if limit is None else True,
+            }
+            for t in range(tokens)
+        ]
+
+    def operator_rows(sizes: dict[str, float]) -> list[Row]:
+        return [
+            {
+                **{"operator": op, "pair": pair, "token": t},
+                **{"max_rel": near((4 + 0.3 * i) * size), "rms_rel": near((2 + 0.1 * i) * size)},
+                "worst_head": int(rng.integers(48)) if op in PER_HEAD else None,
+                "worst_head_rel": near(9 * size) if op in PER_HEAD else None,
+            }
+            for i, op in enumerate(OPERATORS)
+            for pair, size in sizes.items()
+            for t in range(tokens)
+        ]
+
+    report.tables["tokens"] = [r for p, limit in limits.items() for r in token_rows(p, 1e-6, limit)]
+    report.tables["operators"] = operator_rows(dict.fromkeys(PAIRS, 1e-7))
     kept, norm = np.ones(heads), np.zeros(heads)
     pace = 10.0 ** np.linspace(-4, -0.5, heads)
     report.tables["decay"] = []
@@ -84,4 +97,26 @@ def report_data(tokens: int = 5, heads: int = 4, steps: int = 512) -> dict[str, 
             **{"repetitions": 1200, "clock_resolution_us": 0.04},
         }
     ]
-    return report.as_dict()
+    report.tables["q4_tokens"] = token_rows(Q4_PAIRS[0], 1e-1, None)
+    report.tables["q4_operators"] = operator_rows(dict(zip(Q4_PAIRS, (2e-2, 1e-7), strict=True)))
+    report.tables["projections"] = [
+        {
+            **{"projection": name, "max_rel": near(7e-2), "rms_rel": near(8e-2)},
+            **{"rms_rel_q8_activations": near(8.1e-2), "float32_MiB": N * K * 4 / 2**20},
+            **{"int4_MiB": N * K * 4.5 / 8 / 2**20, "ratio": 32 / 4.5},
+        }
+        for name, N, K in (
+            *(("in_proj_qkv", 10240, 5120), ("in_proj_z", 6144, 5120)),
+            ("out_proj", 5120, 6144),
+        )
+    ]
+    report.tables["q4_groups"] = [
+        {"rule": rule, "group": size, "bits": 4 + 16 / size, "rms_rel": near(8e-2)}
+        for rule in ("q4_0", "mse")
+        for size in (16, 32, 64, 128)
+    ]
+    report.tables["q4_drift"] = [
+        {"token": t, "max_rel": near(0.2), "rms_rel": near(0.2), "S_rms_rel": near(0.1)}
+        for t in range(steps)
+    ]
+    return report

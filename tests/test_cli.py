@@ -14,7 +14,17 @@ from gdn_jax.environment import environment
 from gdn_jax.trace import trace_shapes
 
 VERIFY = ["verify", "--preset", "tiny", "--layers", "3"]
-IDS = {
+Q4_IDS = {
+    "f16.convert",
+    "q4.kernel_vs_dequantized",
+    "q4.magnitude_gate",
+    "q4.readback",
+    "q4.cross_layer",
+    "q4.reset_replay",
+    "q4.host_vs_device",
+    "q4.residency",
+}
+F32_IDS = {
     "f32.oracle",
     "f32.float64",
     "f32.operators",
@@ -49,7 +59,7 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, str, str]:
 def test_verify_writes_every_check_and_table(verified: tuple[dict, str, str]) -> None:
     result, page, _ = verified
     assert result["ok"] is True
-    assert {check["id"] for check in result["checks"]} == IDS
+    assert {check["id"] for check in result["checks"]} == F32_IDS | Q4_IDS
     for check in result["checks"]:
         assert set(check) == {"id", "ok", "value", "limit", "unit", "detail", "shows", "shows_not"}
         assert check["value"] <= check["limit"]
@@ -69,19 +79,19 @@ def test_verify_writes_every_check_and_table(verified: tuple[dict, str, str]) ->
 
 def test_verify_says_it_on_the_terminal(verified: tuple[dict, str, str]) -> None:
     printed = verified[2]
-    for said in ("PASS: 10 of 10", "max_abs_err", "shows ", "; not ", "MiB", "OUT of 70 tokens"):
+    for said in ("PASS: 18 of 18", "max_abs_err", "shows ", "; not ", "MiB", "OUT of 70 tokens"):
         assert said in printed
-    assert all(id_ in printed for id_ in IDS)
+    assert all(id_ in printed for id_ in F32_IDS | Q4_IDS)
 
 
 def test_oracle_none_leaves_the_check_out_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "r.json"
-    arguments = ["--oracle", "none", "--seed", "3", "--json", str(file)]
+    arguments = ["--tier", "f32", "--oracle", "none", "--seed", "3", "--json", str(file)]
     assert run(*VERIFY, *arguments) == 0
     result = json.loads(file.read_text())
-    assert {check["id"] for check in result["checks"]} == IDS - {"f32.oracle"}
+    assert {check["id"] for check in result["checks"]} == F32_IDS - {"f32.oracle"}
     assert "not compared" in capsys.readouterr().out
 
 
@@ -97,7 +107,7 @@ def test_a_wrong_layer_fails_with_status_1(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr(float32, "device_params", exchanged)
     file = tmp_path / "r.json"
-    assert run(*VERIFY, "--json", str(file)) == 1
+    assert run(*VERIFY, "--tier", "f32", "--json", str(file)) == 1
     failed = {check["id"]: check for check in json.loads(file.read_text())["checks"]}
     assert not failed["f32.oracle"]["ok"]
     assert not failed["f32.float64"]["ok"]

@@ -30,6 +30,7 @@ class Page(html.parser.HTMLParser):
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.tables: list[list[list[str]]] = []
+        self.headings: list[str] = []
         self.feed(text)
         self.close()
         assert not self.open
@@ -38,8 +39,11 @@ class Page(html.parser.HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
-        if tag == "table":
+        if tag == "h2":
+            self.headings.append("")
+        elif tag == "table":
             self.tables.append([])
+            self.under.append(len(self.headings) - 1)
         elif tag == "tr":
             self.tables[-1].append([])
         elif tag in ("td", "th"):
@@ -54,10 +58,19 @@ class Page(html.parser.HTMLParser):
     def handle_data(self, data: str) -> None:
         if "td" in self.open or "th" in self.open:
             self.tables[-1][-1][-1] += data
+        elif "h2" in self.open:
+            self.headings[-1] += data
 
-    def table(self, *header: str) -> list[list[str]]:
-        """The rows of the one table that begins with these columns, spaces trimmed."""
-        (found,) = [t for t in self.tables if tuple(t[0][: len(header)]) == header]
+    def table(self, *header: str, under: str = "") -> list[list[str]]:
+        """The rows of the one table that begins with these columns, spaces trimmed.
+
+        ``under`` is part of its heading.
+        """
+        (found,) = [
+            t
+            for t, heading in zip(self.tables, self.under, strict=True)
+            if tuple(t[0][: len(header)]) == header and under in self.headings[heading]
+        ]
         return [[cell.strip() for cell in row] for row in found[1:]]
 
 

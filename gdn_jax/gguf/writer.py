@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -17,6 +15,7 @@ from gdn_jax.checkpoint import FULL, LINEAR, HFCheckpoint, check_linear_layer
 from gdn_jax.checks import check_finite
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import CheckpointError, QuantizationError, ShapeError, UnknownNameError
+from gdn_jax.files import atomic_path
 from gdn_jax.gguf import layout
 from gdn_jax.gguf.metadata import RECURRENT_LAYERS
 from gdn_jax.gguf.reader import Type
@@ -149,20 +148,17 @@ def _write(
     architecture: str,
     layer_types: tuple[str, ...],
 ) -> None:
-    target = Path(path)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        whole = Path(folder) / target.name
-        with contextlib.closing(gguf.GGUFWriter(whole, architecture)) as writer:
-            _add_metadata(writer, cfg, layer_types)
-            for layer, params in layers:
-                for name, x in _tensors(f"{path}: not written", layer, params, cfg, architecture):
-                    writer.add_tensor(name, *x)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-        with open(whole, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(whole, target)
+    with (
+        atomic_path(path) as whole,
+        contextlib.closing(gguf.GGUFWriter(whole, architecture)) as writer,
+    ):
+        _add_metadata(writer, cfg, layer_types)
+        for layer, params in layers:
+            for name, x in _tensors(f"{path}: not written", layer, params, cfg, architecture):
+                writer.add_tensor(name, *x)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
 
 
 def _add_metadata(writer: gguf.GGUFWriter, cfg: GDNConfig, layer_types: tuple[str, ...]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gdn_jax.errors import GDNError
-from gdn_jax.state import write_atomically
+from gdn_jax.files import write_atomically
 from gdn_jax.verify.report import Row
+from gdn_jax.verify.rows import projection_total
 
 _HEAD = ("ok", "environment", "settings", "checks")
 _KNOWN = {
@@ -34,7 +35,25 @@ _KNOWN = {
     ),
     "drift": ("Drift over a long run", "The numbers behind the plot."),
     "decay": ("Decay and state by head", "The numbers behind the plots."),
+    "projections": (
+        "int4: each projection alone",
+        "int4 weights against float64 with the original weights, on the inputs that the float32 "
+        "layer gives them. The activations are float32, in the column that says so q8.",
+    ),
+    "q4_tokens": (
+        "int4: token by token",
+        "Distance of the int4 layer's output to the float32 layer's with the original weights: the "
+        "cost of four bits, without a limit for a single token.",
+    ),
+    "q4_operators": (
+        "int4: operator by operator",
+        "To float32 with the original weights: the cost of four bits. To float64 and float32 with "
+        "the same weights, decoded by the gguf package: the int4 path alone.",
+    ),
+    "q4_groups": ("int4: group size and rule", "The numbers behind the plot."),
+    "q4_drift": ("int4: the cost over a long run", "The numbers behind the plot."),
 }
+_GRIDS = ("operators", "q4_operators")
 _OPEN_ROWS = 48
 _MIB = 2**20
 
@@ -77,6 +96,8 @@ def render_html(data: Mapping[str, Any], *, title: str) -> str:
     template = environment.from_string(Path(__file__).with_name("report.html").read_text("utf-8"))
     rest = {key: value for key, value in data.items() if key not in _HEAD}
     tables = {key: value for key, value in rest.items() if value and _is_table(value)}
+    if "projections" in tables:
+        tables["projections"] = [*tables["projections"], projection_total(tables["projections"])]
     names = [name for name in _KNOWN if name in tables]
     names += [name for name in tables if name not in _KNOWN]
     return template.render(
@@ -91,7 +112,7 @@ def render_html(data: Mapping[str, Any], *, title: str) -> str:
         },
         plots=[(plot, Markup(svg)) for plot, svg in render_plots(data)],
         tables=[(name, *_heading(name), tables[name]) for name in names],
-        grid=_operator_grid(tables.get("operators", [])),
+        grids={name: _operator_grid(tables.get(name, [])) for name in _GRIDS},
     )
 
 

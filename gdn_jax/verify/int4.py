@@ -10,12 +10,13 @@ import numpy as np
 from gdn_jax import oracle
 from gdn_jax.bank import LayerBank
 from gdn_jax.config import PRESETS, GDNConfig
-from gdn_jax.params import LARGE, GDNParams
+from gdn_jax.errors import ShapeError
+from gdn_jax.params import LARGE, GDNParams, param_dims
 from gdn_jax.quant.codecs import q4_to_gguf_blocks
 from gdn_jax.quant.f16 import check_f16_convert
 from gdn_jax.quant.matmul import q4_matmul
 from gdn_jax.quant.pool import Q4Pool
-from gdn_jax.quant.q4array import Q4Array
+from gdn_jax.quant.q4array import GROUP, Q4Array
 from gdn_jax.quant.quantize import RULES, quantize_q4
 from gdn_jax.verify.catalogue import check
 from gdn_jax.verify.device_run import DeviceRun, device_params, run_traces
@@ -50,6 +51,17 @@ def dequantise_on_the_host(weights: Mapping[str, Q4Array]) -> dict[str, np.ndarr
     """Float32 weights through GGUF blocks and the gguf package: a decoder that is not ours."""
     kind = gguf.GGMLQuantizationType.Q4_0
     return {n: gguf.quants.dequantize(q4_to_gguf_blocks(w), kind) for n, w in weights.items()}
+
+
+def check_widths(cfg: GDNConfig) -> None:
+    """Raise ShapeError where int4 cannot hold a projection of this shape."""
+    for name in LARGE:
+        label, width = param_dims(cfg)[name][1]
+        if width % GROUP:
+            raise ShapeError(
+                f"--tier q4: {name} has width {label}={width}; needed a multiple of {GROUP} "
+                "(--tier f32 takes any)"
+            )
 
 
 def bound_bank(

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from gdn_jax.checks import check_config
 from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.errors import ConfigError, OracleError
-from gdn_jax.state import write_atomically
+from gdn_jax.files import write_atomically
 from gdn_jax.trace import trace_shapes
 from gdn_jax.verify import draw
 from gdn_jax.verify.oracle_live import (

@@ -81,7 +81,7 @@ def token_errors(rows: list[Row]) -> Figure:
 
 
 def drift(rows: list[Row]) -> Figure:
-    """Error against float64 over a long run: of the output and of the state."""
+    """Error over a long run: of the output and of the state."""
     labels = {"max_rel": "output, max_rel", "rms_rel": "output, rms_rel", "S_rms_rel": "S, rms_rel"}
     scale = LogScale(row[key] for row in rows for key in labels)
     figure, (panel,) = panels(1, 1, 3.2)
@@ -90,6 +90,27 @@ def drift(rows: list[Row]) -> Figure:
         y = [scale.place(row[key]) for row in rows]
         series(panel, [row["token"] for row in rows], y, index, label, linewidth=1)
     panel.set_xlabel("token")
+    panel.set_ylabel(_ERROR)
+    legend(figure, panel)
+    return figure
+
+
+def group_errors(rows: list[Row]) -> Figure:
+    """Error of the stored weights by group size, a line a rule."""
+    sizes = {row["group"]: row["bits"] for row in rows}
+    places = list(sizes)
+    scale = LogScale(row["rms_rel"] for row in rows)
+    figure, (panel,) = panels(1, 1, 3.0)
+    for index, rule in enumerate(_distinct(rows, "rule")):
+        chosen = [row for row in rows if row["rule"] == rule]
+        y = [scale.place(row["rms_rel"]) for row in chosen]
+        series(panel, [places.index(row["group"]) for row in chosen], y, index, f"rule {rule}")
+    if scale.below or scale.above:
+        scale.apply(panel)
+    else:
+        panel.set_ylim(bottom=0)
+    panel.set_xticks(range(len(places)), [f"{size}\n{bits:g} bits" for size, bits in sizes.items()])
+    panel.set_xlabel("weights in a group, and bits a weight")
     panel.set_ylabel(_ERROR)
     legend(figure, panel)
     return figure
@@ -148,6 +169,33 @@ PLOTS = (
         "Each thin line is the Frobenius norm of one head's S: it grows from zero and levels off "
         "where decay and writes balance, sooner in heads that forget faster.",
         norm_by_head,
+    ),
+    Plot(
+        "q4-operator-errors",
+        "q4_operators",
+        "int4: error by operator",
+        "Against the original float32 weights every error is the cost of four bits: it enters with "
+        "the three projections, at XC, Z and OUT, and the panel shows how it moves in between. "
+        "Against the same weights dequantised only rounding is left, and a column far above the "
+        "one before it is a mistake in the int4 path.",
+        operator_errors,
+    ),
+    Plot(
+        "q4-drift",
+        "q4_drift",
+        "int4: the cost over a long run",
+        "Distance of int4 to float32 with the original weights as one sequence grows: level lines "
+        "mean that the state forgets the error about as fast as new tokens bring it.",
+        drift,
+    ),
+    Plot(
+        "q4-groups",
+        "q4_groups",
+        "int4: group size and rule",
+        "Distance of the stored weights of in_proj_qkv to the original ones: smaller groups cost "
+        "more bits, and least squares (mse) gains at no cost in bits. Files and kernels have "
+        "groups of 32.",
+        group_errors,
     ),
 )
 

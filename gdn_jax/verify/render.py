@@ -8,8 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gdn_jax.verify.report import Check, Report, Row
+from gdn_jax.verify.rows import projection_total
 
 _MIN_WIDTH = 100
+_DRIFT_TOKENS = (0, 1, 8, 64)
 
 
 def console() -> Console:
@@ -26,9 +28,18 @@ def render(report: Report, out: Console) -> None:
     if "state" in tables:
         out.print(_state(tables["state"]))
     if "tokens" in tables:
-        out.print(_tokens(tables["tokens"]))
-    for pair in dict.fromkeys(row["pair"] for row in tables.get("operators", [])):
-        out.print(_operators(pair, [r for r in tables["operators"] if r["pair"] == pair]))
+        out.print(_tokens("The layer's output, token by token", tables["tokens"]))
+    _operator_tables(tables.get("operators", []), out)
+    if "projections" in tables:
+        out.print(_projections(tables["projections"]))
+    if "q4_tokens" in tables:
+        title = "The int4 layer's output to the float32 layer's, original weights"
+        out.print(_tokens(title, tables["q4_tokens"]))
+    _operator_tables(tables.get("q4_operators", []), out)
+    if "q4_groups" in tables:
+        out.print(_groups(tables["q4_groups"]))
+    if "q4_drift" in tables:
+        out.print(_drift(tables["q4_drift"]))
     _checks(report.checks, out)
     count = sum(check.ok for check in report.checks)
     word, style = ("PASS", "bold green") if report.ok else ("FAIL", "bold red")
@@ -81,13 +92,18 @@ def _state(rows: list[Row]) -> Table:
     return made
 
 
-def _tokens(rows: list[Row]) -> Table:
+def _tokens(title: str, rows: list[Row]) -> Table:
     columns = ("pair", "token", "max_abs_err", "max_abs_ref", "max_rel", "verdict")
-    made = table("The layer's output, token by token", *columns, right=5)
+    made = table(title, *columns, right=5)
     for row in rows:
         values = (number(row[name]) for name in columns[1:-1])
         made.add_row(row["pair"], *values, verdict(row["ok"]))
     return made
+
+
+def _operator_tables(rows: list[Row], out: Console) -> None:
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        out.print(_operators(pair, [row for row in rows if row["pair"] == pair]))
 
 
 def _operators(pair: str, rows: list[Row]) -> Table:
@@ -108,6 +124,43 @@ def _operators(pair: str, rows: list[Row]) -> Table:
         head = worst["worst_head"]
         place = "–" if head is None else f"{worst['worst_head_rel']:.1e} in {head}"
         made.add_row(operator, *cells, place)
+    return made
+
+
+def _projections(rows: list[Row]) -> Table:
+    columns = ("projection", "max_rel", "rms_rel", "rms_rel, q8 activations")
+    columns += ("float32 MiB", "int4 MiB", "ratio")
+    title = "Projections alone, int4 to float64 with the original weights"
+    made = table(title, *columns, right=6)
+    for row in [*rows, projection_total(rows)]:
+        errors = (row.get(key) for key in ("max_rel", "rms_rel", "rms_rel_q8_activations"))
+        sizes = (_mib(row[key]) for key in ("float32_MiB", "int4_MiB"))
+        made.add_row(row["projection"], *map(number, errors), *sizes, f"{row['ratio']:.2f}")
+    return made
+
+
+def _mib(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def _groups(rows: list[Row]) -> Table:
+    """A line a rule, a column a group size."""
+    sizes = {row["group"]: f"{row['group']} ({row['bits']:g} bits)" for row in rows}
+    title = "Stored to original weights of in_proj_qkv, rms_rel by group size"
+    made = table(title, "rule", *sizes.values(), right=len(sizes))
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        found = {row["group"]: row["rms_rel"] for row in rows if row["rule"] == rule}
+        made.add_row(rule, *(number(found.get(size)) for size in sizes))
+    return made
+
+
+def _drift(rows: list[Row]) -> Table:
+    keys = ("max_rel", "rms_rel", "S_rms_rel")
+    title = f"Over {len(rows)} tokens of a small layer, int4 to float32 with the original weights"
+    made = table(title, "token", *keys, right=4)
+    for row in rows:
+        if row["token"] in (*_DRIFT_TOKENS, rows[-1]["token"]):
+            made.add_row(str(row["token"]), *(number(row[key]) for key in keys))
     return made
 
 

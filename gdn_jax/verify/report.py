@@ -6,7 +6,7 @@ import math
 import os
 from typing import Any
 
-from gdn_jax.state import write_atomically
+from gdn_jax.files import write_atomically
 
 Row = dict[str, Any]
 

@@ -82,6 +82,13 @@ def operator_verdict(rows: list[Row], metric: str, limit: float) -> tuple[float,
     return worst[metric], detail
 
 
+def projection_total(rows: list[Row]) -> Row:
+    """Sizes of all projections together, without errors: a closing row of their table."""
+    full, small = (sum(row[key] for row in rows) for key in ("float32_MiB", "int4_MiB"))
+    row: Row = {"projection": "together", "float32_MiB": full, "int4_MiB": small}
+    return row | {"ratio": full / small}
+
+
 def decay_rows(exact: Traces) -> list[Row]:
     """Per head and token: the decay, what is left of the first token's writing, and ‖S‖."""
     decay = np.exp(exact["G"])

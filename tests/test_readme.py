@@ -1,0 +1,30 @@
+"""README: its code runs, its table is the one that the recorded results give."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    exec("\n".join(blocks), names)
+    assert (tmp_path / "state.safetensors").is_file()
+    assert names["y"].shape == (1, 64)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_measured_table_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("measured", ROOT / "docs" / "measured.py")
+    assert spec is not None
+    assert spec.loader is not None
+    measured = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measured)
+    assert "f32.float64" in measured.table()
+    assert measured.renewed(README) == README, "run `python docs/measured.py`"
