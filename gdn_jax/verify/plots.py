@@ -97,7 +97,7 @@ def drift(rows: list[Row]) -> Figure:
 
 def group_errors(rows: list[Row]) -> Figure:
     """Error of the stored weights by group size, a line a rule."""
-    sizes = {row["group"]: row["bits"] for row in rows}
+    sizes = {row["group"]: f"{row['group']}\n{float(row['bits']):g} bits" for row in rows}
     places = list(sizes)
     scale = LogScale(row["rms_rel"] for row in rows)
     figure, (panel,) = panels(1, 1, 3.0)
@@ -109,7 +109,7 @@ def group_errors(rows: list[Row]) -> Figure:
         scale.apply(panel)
     else:
         panel.set_ylim(bottom=0)
-    panel.set_xticks(range(len(places)), [f"{size}\n{bits:g} bits" for size, bits in sizes.items()])
+    panel.set_xticks(range(len(places)), list(sizes.values()))
     panel.set_xlabel("weights in a group, and bits a weight")
     panel.set_ylabel(_ERROR)
     legend(figure, panel)

@@ -46,9 +46,19 @@ class Report:
         return _finite(head | {"checks": checks} | self.tables)
 
     def write_json(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`as_dict` to a file, atomically."""
-        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False)
-        write_atomically(path, (text + "\n").encode())
+        """Write :meth:`as_dict` to a file, atomically, one line a table row."""
+        entries = [f"{_json(key)}: {_lines(value)}" for key, value in self.as_dict().items()]
+        write_atomically(path, ("{\n" + ",\n".join(entries) + "\n}\n").encode())
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, list):
+        return _json(value)
+    return "[\n" + ",\n".join(_json(row) for row in value) + "\n]"
 
 
 def _finite(value: Any) -> Any:
