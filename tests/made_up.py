@@ -27,7 +27,12 @@ def made_up_report(tokens: int = 5, heads: int = 4, steps: int = 512) -> Report:
         return float(size * 10 ** rng.uniform(-0.3, 0.3))
 
     report = Report(
-        {"gdn_jax": "0.1.0", "devices": ["CPU 0", "CPU 1"], "commit": None, "x64": False},
+        {
+            "versions": {"gdn-jax": "0.1.0", "jax": "0.11.2"},
+            "devices": ["CPU 0", "CPU 1"],
+            "commit": None,
+            "x64": False,
+        },
         {"preset": "qwen3.5-27b", "layers": 48, "tokens": tokens, "seed": 20250101},
     )
     for name, value, limit, unit in (

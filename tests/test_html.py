@@ -15,7 +15,7 @@ from gdn_jax.errors import GDNError
 from gdn_jax.verify.html import ReportExtraError, render_html, require_report_extra, write_html
 from gdn_jax.verify.plots import PLOTS
 from gdn_jax.verify.svg import STYLES
-from tests.made_up import OPERATORS, PAIRS, report_data
+from tests.made_up import OPERATORS, PAIRS, Q4_PAIRS, report_data
 
 HOSTILE = "<script>alert(1)</script> $\\frac{$ & \"x' --> ]]>"
 VOID = {"meta", "br"}
@@ -31,6 +31,7 @@ class Page(html.parser.HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.tables: list[list[list[str]]] = []
         self.headings: list[str] = []
+        self.under: list[int] = []
         self.feed(text)
         self.close()
         assert not self.open
@@ -141,11 +142,27 @@ def assert_shown(cell: str, value: Any, precision: float = 5e-4) -> None:
         assert float(cell.replace(",", "")) == pytest.approx(value, rel=precision)
 
 
-@pytest.mark.parametrize("name", ["state", "tokens", "operators", "decay", "drift", "round_trip"])
-def test_every_table_value_is_in_its_cell(data: dict[str, Any], text: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "heading"),
+    [
+        ("state", "Size of the state"),
+        ("tokens", "Token by token"),
+        ("operators", "Operator by operator"),
+        ("decay", "Decay and state by head"),
+        ("drift", "Drift over a long run"),
+        ("round_trip", "Cost of a host round trip"),
+        ("q4_tokens", "int4: token by token"),
+        ("q4_operators", "int4: operator by operator"),
+        ("q4_groups", "int4: group size and rule"),
+        ("q4_drift", "int4: the cost over a long run"),
+    ],
+)
+def test_every_table_value_is_in_its_cell(
+    data: dict[str, Any], text: str, name: str, heading: str
+) -> None:
     rows = data[name]
     header = [c for key in rows[0] for c in ([key, "MiB"] if key == "bytes" else [key])]
-    shown = Page(text).table(*header)
+    shown = Page(text).table(*header, under=heading)
     assert len(shown) == len(rows)
     for line, row in zip(shown, rows, strict=True):
         for cell, (value, precision) in zip(line, cells(row), strict=True):
@@ -154,6 +171,14 @@ def test_every_table_value_is_in_its_cell(data: dict[str, Any], text: str, name:
 
 def test_whole_stack_of_the_27b_layer_reads_149_6_mib(text: str) -> None:
     assert Page(text).table("part", "shape", "bytes")[-1][2:] == ["156,893,184", "149.6"]
+
+
+def test_projections_close_with_their_sizes_together(data: dict[str, Any], text: str) -> None:
+    shown = Page(text).table(*data["projections"][0])
+    for line, row in zip(shown[:-1], data["projections"], strict=True):
+        for cell, value in zip(line, row.values(), strict=True):
+            assert_shown(cell, value)
+    assert shown[-1] == ["together", "–", "–", "–", "440", "61.88", "7.111"]
 
 
 def test_every_check_and_fact_appears(data: dict[str, Any], text: str) -> None:
@@ -169,12 +194,15 @@ def test_every_check_and_fact_appears(data: dict[str, Any], text: str) -> None:
     assert "all 7 checks hold" in text
 
 
-def test_operator_summary_takes_first_and_last_token(data: dict[str, Any], text: str) -> None:
-    (grid,) = [table for table in Page(text).tables if table[0][1:] == list(PAIRS)]
+@pytest.mark.parametrize(("name", "pairs"), [("operators", PAIRS), ("q4_operators", Q4_PAIRS)])
+def test_operator_summary_takes_first_and_last_token(
+    data: dict[str, Any], text: str, name: str, pairs: tuple[str, ...]
+) -> None:
+    (grid,) = [table for table in Page(text).tables if table[0][1:] == list(pairs)]
     lines = {line[0]: line[1:] for line in grid[2:]}
     assert tuple(lines) == OPERATORS
     for operator in ("XC", "ON"):
-        rows = [r for r in data["operators"] if (r["operator"], r["pair"]) == (operator, PAIRS[1])]
+        rows = [r for r in data[name] if (r["operator"], r["pair"]) == (operator, pairs[1])]
         cell = lines[operator][4:8]
         assert_shown(cell[0], rows[0]["max_rel"])
         assert_shown(cell[1], rows[0]["rms_rel"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gdn_jax.verify import plots, svg
-from tests.made_up import PAIRS, report_data
+from tests.made_up import PAIRS, Q4_PAIRS, report_data
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,33 @@ def test_plots_hold_the_numbers_of_their_rows(data: dict[str, Any]) -> None:
     np.testing.assert_array_equal(panel.lines[5].get_ydata(), kept[:, 0])
     np.testing.assert_array_equal(panel.lines[6].get_ydata(), kept[:, 3])
     assert panel.lines[6].get_label() == "lowest at the end: head 3"
+
+
+def test_group_sizes_are_a_line_a_rule(data: dict[str, Any]) -> None:
+    rows = data["q4_groups"]
+    (panel,) = plots.group_errors(rows).axes
+    labels = [label.get_text() for label in panel.get_xticklabels()]
+    assert labels == ["16\n5 bits", "32\n4.5 bits", "64\n4.25 bits", "128\n4.125 bits"]
+    for line, rule in zip(panel.lines, ("q4_0", "mse"), strict=True):
+        wanted = [row["rms_rel"] for row in rows if row["rule"] == rule]
+        np.testing.assert_array_equal(line.get_ydata(), wanted)
+        np.testing.assert_array_equal(line.get_xdata(), range(4))
+        assert line.get_label() == f"rule {rule}"
+    assert panel.get_ylim()[0] == 0
+
+
+def test_each_int4_table_alone_gives_its_plot(data: dict[str, Any]) -> None:
+    ((operators, _),) = plots.render_plots({"q4_operators": data["q4_operators"]})
+    rows = [r for r in data["q4_operators"] if (r["pair"], r["token"]) == (Q4_PAIRS[0], 0)]
+    drawn = operators.draw(data["q4_operators"]).axes[0].lines[0].get_ydata()
+    np.testing.assert_array_equal(drawn, [row["max_rel"] for row in rows])
+    ((drift, _),) = plots.render_plots({"q4_drift": data["q4_drift"]})
+    for line, key in zip(
+        drift.draw(data["q4_drift"]).axes[0].lines, ("max_rel", "rms_rel", "S_rms_rel"), strict=True
+    ):
+        np.testing.assert_array_equal(line.get_ydata(), [row[key] for row in data["q4_drift"]])
+    ((groups, _),) = plots.render_plots({"q4_groups": data["q4_groups"]})
+    assert groups.draw is plots.group_errors
 
 
 def test_kept_below_the_floor_is_drawn_at_the_bottom() -> None:

@@ -110,8 +110,9 @@ def test_rule_4_an_earlier_binding_is_stale(change: str) -> None:
 
 def test_rule_3_float32_into_a_bound_layer_allocates_nothing() -> None:
     bank = small_bank().bind_q4(1, pool(), **KEYS)
+    host = jax.tree.map(np.array, params())
+    gc.collect()
     before, buffers = held(bank), len(jax.live_arrays())
-    host = jax.tree.map(np.asarray, params())
     error = gdn.TierConflictError
     assert_refused(lambda: bank.preload(1, host), "layer 1", "release(1)", error=error)
     assert len(jax.live_arrays()) == buffers

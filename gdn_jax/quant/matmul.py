@@ -16,9 +16,6 @@ from gdn_jax.types import Array
 
 ACTIVATIONS = ("f32", "q8")
 
-_FEW_ROWS = 8
-"""Up to here a CPU is faster by groups than with the weights unpacked to float32."""
-
 
 def q4_matmul(x: Any, w: Q4Array, *, activations: str = "f32", backend: str | None = None) -> Array:
     """``y = w·x`` for int4 weights: x [.., K] float32, w [N, K] -> y [.., N] float32.
@@ -26,8 +23,8 @@ def q4_matmul(x: Any, w: Q4Array, *, activations: str = "f32", backend: str | No
     With groups ``g`` of 32 columns, integers ``n`` and scales ``s`` of :class:`Q4Array`:
 
     - ``"f32"``: ``y = sum_g s_g · sum_j n_j·x_j``, everything in float32: the float32 product with
-      ``dequantize(w)`` up to the order of its sums. Several rows are one dot, for which the
-      float32 weights exist while it runs (on a CPU, from nine rows on).
+      ``dequantize(w)`` up to the order of its sums. More than eight rows are one dot, for which
+      the float32 weights exist while it runs.
     - ``"q8"``: the activations become 8-bit integers first (:func:`quantize_q8`), then
       ``y = sum_g (s_g·d_g) · sum_j n_j·q_j`` with the inner sum exact in int32. About 1 % away
       from ``"f32"``, as a system that quantises its activations is: name it when comparing.
@@ -61,7 +58,7 @@ def matmul_f32(x: Array, w: Q4Array) -> Array:
     """The ``"f32"`` convention on XLA, unchecked: x [.., K], w [N, K] -> [.., N]."""
     # Tied to x, so that no loop over tokens unpacks the weights once and keeps them in float32.
     x, w = lax.optimization_barrier((x, w))
-    if x.size <= _FEW_ROWS * x.shape[-1]:
+    if linear.few_rows(x):
         return lax.platform_dependent(x, w, cpu=_by_groups, default=_dequantised)
     return _dequantised(x, w)
 
@@ -94,11 +91,13 @@ def quantize_q8(x: Array) -> tuple[Array, Array]:
     d = largest / lax.optimization_barrier(jnp.full_like(largest, 127))
     inverse = jnp.where(jnp.isfinite(1 / d), 1 / d, 0)
     q = lax.round(groups * inverse[..., None], lax.RoundingMethod.AWAY_FROM_ZERO)
+    # XLA may drop a rounding to float16 that is undone at once; this one it keeps.
+    d = lax.reduce_precision(d, exponent_bits=5, mantissa_bits=10)
     return q.astype(jnp.int32).reshape(x.shape), d.astype(jnp.float16)
 
 
 def _dequantised(x: Array, w: Q4Array) -> Array:
-    """For one row on a GPU one loop from int4 to the sum; several need the float32 weights."""
+    """One loop from int4 to the sum on a GPU; more than eight rows need the float32 weights."""
     return linear.matmul(x, dequantize(w))
 
 

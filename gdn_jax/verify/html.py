@@ -38,7 +38,7 @@ _KNOWN = {
     "projections": (
         "int4: each projection alone",
         "int4 weights against float64 with the original weights, on the inputs that the float32 "
-        "layer gives them. The activations are float32, in the column that says so q8.",
+        "layer gives them. Activations are float32, but for the one column where they are q8.",
     ),
     "q4_tokens": (
         "int4: token by token",

@@ -108,7 +108,7 @@ def group_errors(rows: list[Row]) -> Figure:
     if scale.below or scale.above:
         scale.apply(panel)
     else:
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.15 * max(row["rms_rel"] for row in rows))
     panel.set_xticks(range(len(places)), list(sizes.values()))
     panel.set_xlabel("weights in a group, and bits a weight")
     panel.set_ylabel(_ERROR)
@@ -174,10 +174,10 @@ PLOTS = (
         "q4-operator-errors",
         "q4_operators",
         "int4: error by operator",
-        "Against the original float32 weights every error is the cost of four bits: it enters with "
-        "the three projections, at XC, Z and OUT, and the panel shows how it moves in between. "
-        "Against the same weights dequantised only rounding is left, and a column far above the "
-        "one before it is a mistake in the int4 path.",
+        "To float32 with the original weights: the cost of four bits. It enters with the three "
+        "projections, at XC, Z and OUT, and the panel shows how it moves in between; B, A, BETA "
+        "and G come from float32 weights. To the same weights dequantised only rounding is left, "
+        "and a column far above the one before it is a mistake in the int4 path.",
         operator_errors,
     ),
     Plot(

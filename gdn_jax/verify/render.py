@@ -146,7 +146,7 @@ def _mib(value: float) -> str:
 def _groups(rows: list[Row]) -> Table:
     """A line a rule, a column a group size."""
     sizes = {row["group"]: f"{row['group']} ({row['bits']:g} bits)" for row in rows}
-    title = "Stored to original weights of in_proj_qkv, rms_rel by group size"
+    title = "in_proj_qkv, stored to original: rms_rel"
     made = table(title, "rule", *sizes.values(), right=len(sizes))
     for rule in dict.fromkeys(row["rule"] for row in rows):
         found = {row["group"]: row["rms_rel"] for row in rows if row["rule"] == rule}
@@ -156,8 +156,7 @@ def _groups(rows: list[Row]) -> Table:
 
 def _drift(rows: list[Row]) -> Table:
     keys = ("max_rel", "rms_rel", "S_rms_rel")
-    title = f"Over {len(rows)} tokens of a small layer, int4 to float32 with the original weights"
-    made = table(title, "token", *keys, right=4)
+    made = table(f"int4 to float32, small layer, {len(rows)} tokens", "token", *keys, right=4)
     for row in rows:
         if row["token"] in (*_DRIFT_TOKENS, rows[-1]["token"]):
             made.add_row(str(row["token"]), *(number(row[key]) for key in keys))
