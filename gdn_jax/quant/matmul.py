@@ -91,9 +91,17 @@ def quantize_q8(x: Array) -> tuple[Array, Array]:
     d = largest / lax.optimization_barrier(jnp.full_like(largest, 127))
     inverse = jnp.where(jnp.isfinite(1 / d), 1 / d, 0)
     q = lax.round(groups * inverse[..., None], lax.RoundingMethod.AWAY_FROM_ZERO)
-    # XLA may drop a rounding to float16 that is undone at once; this one it keeps.
-    d = lax.reduce_precision(d, exponent_bits=5, mantissa_bits=10)
-    return q.astype(jnp.int32).reshape(x.shape), d.astype(jnp.float16)
+    return q.astype(jnp.int32).reshape(x.shape), _round_to_f16(d).astype(jnp.float16)
+
+
+def _round_to_f16(d: Array) -> Array:
+    """float32 rounded to what float16 holds, so that XLA may drop the conversions to it and back.
+
+    On a GPU it does where they meet. ``reduce_precision`` stays, but zeroes float16's subnormals.
+    """
+    subnormal = lax.round(d * 2.0**24, lax.RoundingMethod.TO_NEAREST_EVEN) * 2.0**-24
+    normal = lax.reduce_precision(d, exponent_bits=5, mantissa_bits=10)
+    return jnp.where(jnp.abs(d) < 2.0**-14, subnormal, normal)
 
 
 def _dequantised(x: Array, w: Q4Array) -> Array:
