@@ -11,13 +11,14 @@ from gdn_jax.params import GDNParams
 from gdn_jax.verify.catalogue import check
 from gdn_jax.verify.device_run import DeviceRun, device_params, run_traces
 from gdn_jax.verify.draw import draw_inputs, draw_weights
-from gdn_jax.verify.metrics import distance, unequal
+from gdn_jax.verify.metrics import unequal
 from gdn_jax.verify.progress import Stage
-from gdn_jax.verify.report import Check, Report, Row
+from gdn_jax.verify.report import Check, Report
 from gdn_jax.verify.roundtrip import measure_round_trip
 from gdn_jax.verify.rows import (
     Traces,
     decay_rows,
+    drift_rows,
     operator_rows,
     operator_verdict,
     state_rows,
@@ -115,12 +116,7 @@ def _drift(report: Report, backend: str | None) -> None:
     weights, xs = draw_weights(cfg, 0), draw_inputs(cfg, DRIFT_TOKENS, 0)
     ours = run_traces(device_params(weights), cfg, xs, backend)
     exact = oracle.layer_trace(weights, cfg, xs)
-    rows: list[Row] = []
-    for token in range(DRIFT_TOKENS):
-        out = distance(ours["OUT"][token], exact["OUT"][token])
-        S = distance(ours["S"][token], exact["S"][token])
-        row: Row = {"token": token, "max_rel": out.max_rel, "rms_rel": out.rms_rel}
-        rows.append(row | {"S_rms_rel": S.rms_rel})
+    rows = drift_rows(ours, exact)
     report.tables |= {"drift": rows, "decay": decay_rows(exact)}
     worst = max(rows, key=lambda row: row["max_rel"])
     detail = (

@@ -26,7 +26,7 @@ from gdn_jax.verify.pool_rules import residency_check
 from gdn_jax.verify.progress import Stage
 from gdn_jax.verify.report import Check, Report, Row
 from gdn_jax.verify.roundtrip import measure_round_trip
-from gdn_jax.verify.rows import Traces, operator_rows, operator_verdict, token_rows
+from gdn_jax.verify.rows import Traces, drift_rows, operator_rows, operator_verdict, token_rows
 from gdn_jax.verify.subject import Subject
 
 KERNEL_LIMIT = 5e-6
@@ -178,10 +178,4 @@ def _drift_rows(backend: str | None) -> list[Row]:
     int4 = {name: quantize_q4(weights[name]) for name in LARGE}
     traces = run_traces(dataclasses.replace(params, **int4), cfg, xs, backend)
     plain = run_traces(params, cfg, xs, backend)
-    rows: list[Row] = []
-    for token in range(DRIFT_TOKENS):
-        out = distance(traces["OUT"][token], plain["OUT"][token])
-        S = distance(traces["S"][token], plain["S"][token])
-        row: Row = {"token": token, "max_rel": out.max_rel, "rms_rel": out.rms_rel}
-        rows.append(row | {"S_rms_rel": S.rms_rel})
-    return rows
+    return drift_rows(traces, plain)

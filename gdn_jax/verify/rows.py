@@ -89,6 +89,17 @@ def projection_total(rows: list[Row]) -> Row:
     return row | {"ratio": full / small}
 
 
+def drift_rows(out: Traces, ref: Traces) -> list[Row]:
+    """Distance of OUT and of S after each token of a long run."""
+    rows: list[Row] = []
+    for token in range(len(out["OUT"])):
+        y, S = (distance(out[name][token], ref[name][token]) for name in ("OUT", "S"))
+        rows.append(
+            {"token": token, "max_rel": y.max_rel, "rms_rel": y.rms_rel, "S_rms_rel": S.rms_rel}
+        )
+    return rows
+
+
 def decay_rows(exact: Traces) -> list[Row]:
     """Per head and token: the decay, what is left of the first token's writing, and ‖S‖."""
     decay = np.exp(exact["G"])
