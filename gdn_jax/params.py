@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from gdn_jax.checks import FLOATS, check_array, check_config
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
-from gdn_jax.quant.q4array import Q4Array, check_q4
+from gdn_jax.quant.kernel_layout import Q4Kernel, check_int4
+from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.types import Array
 
 
@@ -20,7 +21,7 @@ class GDNParams:
     """Weights of one Gated DeltaNet layer, a pytree; rows are output channels.
 
     The three large projections are a float32, bfloat16 or float16 array, used in float32, or a
-    :class:`gdn_jax.Q4Array`. The six small tensors are float32.
+    :class:`gdn_jax.Q4Array` or its form for the GPU kernel. The six small tensors are float32.
 
     ===========  ============  =====================================================
     field        shape         use
@@ -37,15 +38,15 @@ class GDNParams:
     ===========  ============  =====================================================
     """
 
-    in_proj_qkv: Array | Q4Array
-    in_proj_z: Array | Q4Array
+    in_proj_qkv: Array | Q4Array | Q4Kernel
+    in_proj_z: Array | Q4Array | Q4Kernel
     in_proj_b: Array
     in_proj_a: Array
     conv_weight: Array
     A_log: Array
     dt_bias: Array
     norm_weight: Array
-    out_proj: Array | Q4Array
+    out_proj: Array | Q4Array | Q4Kernel
 
 
 LARGE = ("in_proj_qkv", "in_proj_z", "out_proj")
@@ -81,8 +82,8 @@ def check_params(
         raise ShapeError(f"{where}: params is a {type(params).__name__}; needed gdn_jax.GDNParams")
     for name in fields:
         weight, dims = getattr(params, name), param_dims(cfg)[name]
-        if name in LARGE and isinstance(weight, Q4Array):
-            check_q4(where, f"params.{name}", weight, dims)
+        if name in LARGE and isinstance(weight, Q4Array | Q4Kernel):
+            check_int4(where, f"params.{name}", weight, dims)
         else:
             dtypes = FLOATS if name in LARGE else (jnp.float32,)
             check_array(where, f"params.{name}", weight, dims, dtypes)

@@ -15,6 +15,7 @@ from jax import lax
 from gdn_jax.config import GDNConfig
 from gdn_jax.linear import matmul
 from gdn_jax.params import GDNParams
+from gdn_jax.quant.kernel_layout import Q4Kernel
 from gdn_jax.quant.matmul import matmul_f32
 from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.types import Array
@@ -32,9 +33,9 @@ def _step[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     return scoped
 
 
-def project(x: Array, w: Array | Q4Array) -> Array:
+def project(x: Array, w: Array | Q4Array | Q4Kernel) -> Array:
     """``y = w·x`` in float32: x [.., D], w [N, D] -> y [.., N]; w a float array or int4."""
-    return matmul_f32(x, w) if isinstance(w, Q4Array) else matmul(x, w)
+    return matmul_f32(x, w) if isinstance(w, Q4Array | Q4Kernel) else matmul(x, w)
 
 
 def softplus(x: Array) -> Array:
@@ -131,6 +132,6 @@ def gated_rms_norm(o: Array, z: Array, weight: Array, eps: float) -> Array:
 
 
 @_step
-def output_projection(o: Array, weight: Array | Q4Array) -> Array:
+def output_projection(o: Array, weight: Array | Q4Array | Q4Kernel) -> Array:
     """Step 7: ``y = Wout·o``, o [HV, V] -> y [D]."""
     return project(o.reshape(*o.shape[:-2], -1), weight)

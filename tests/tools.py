@@ -1,6 +1,7 @@
 """What the tests share: tolerances, comparisons, and functions compiled once for all modules."""
 
 import re
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,23 @@ import pytest
 import gdn_jax as gdn
 from gdn_jax.backend import BACKENDS, unavailable_reason
 from gdn_jax.verify.metrics import distance, unequal
+from pallas_kernels import support
 from tests.cases import LayerCase, layer_inputs
 
 OP = "recurrent_gated_delta_rule"
-RUNNABLE = [name for name in BACKENDS if unavailable_reason(OP, None, name) is None]
+RUNNABLE = [name for name in BACKENDS if unavailable_reason(OP, None, name, K=16, V=8) is None]
+"""Backends for the small heads of the shared cases; wide ones: test_pallas_delta_rule.py."""
+
+
+def pretend_device(
+    monkeypatch: pytest.MonkeyPatch, capability: str = "9.0", platform: str = "gpu"
+) -> None:
+    """Let the support module see such a device."""
+    version = "cuda 13000" if platform == "gpu" else platform
+    client = types.SimpleNamespace(platform_version=version)
+    seen = types.SimpleNamespace(platform=platform, client=client, compute_capability=capability)
+    monkeypatch.setattr(support.jax, "devices", lambda: [seen])
+
 
 MAX_REL = {
     # About ten roundings of 2**-24: the sums over K, and a state that the decay lets forget.

@@ -5,19 +5,23 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import custom_batching, lax
 
 from gdn_jax import linear
 from gdn_jax.backend import select_backend
 from gdn_jax.checks import check_array
-from gdn_jax.errors import UnknownNameError
-from gdn_jax.quant.q4array import GROUP, SHIFTS, WORDS, Q4Array, check_q4, dequantize, unpack
+from gdn_jax.errors import BackendUnavailableError, UnknownNameError
+from gdn_jax.quant.kernel_layout import Q4Kernel, check_int4, from_kernel, to_kernel
+from gdn_jax.quant.q4array import GROUP, SHIFTS, WORDS, Q4Array, dequantize, unpack
 from gdn_jax.types import Array
+from pallas_kernels import q4_gemv
 
 ACTIVATIONS = ("f32", "q8")
 
 
-def q4_matmul(x: Any, w: Q4Array, *, activations: str = "f32", backend: str | None = None) -> Array:
+def q4_matmul(
+    x: Any, w: Q4Array | Q4Kernel, *, activations: str = "f32", backend: str | None = None
+) -> Array:
     """``y = w·x`` for int4 weights: x [.., K] float32, w [N, K] -> y [.., N] float32.
 
     With groups ``g`` of 32 columns, integers ``n`` and scales ``s`` of :class:`Q4Array`:
@@ -31,11 +35,18 @@ def q4_matmul(x: Any, w: Q4Array, *, activations: str = "f32", backend: str | No
 
     A row of x that is not finite gives a row of y that is not; no row sees what others hold.
 
+    The backend ``"pallas"`` has a GPU kernel for ``"f32"``, N and K multiples of 64, with x exact
+    to 2**-30 of its row's largest magnitude. It reads a Q4Kernel in place; a Q4Array is laid out
+    anew in each call, which costs more than the product. Under ``vmap`` it runs one call after the
+    other.
+
     Args:
         x: activations.
-        w: weights without leading axes; use ``vmap`` for a stack.
+        w: weights without leading axes; use ``vmap`` for a stack. A Q4Kernel is laid out for the
+            kernel and undone in each call by ``"xla"``.
         activations: ``"f32"`` or ``"q8"``.
-        backend: None chooses by :func:`gdn_jax.select_backend`; a name runs or raises.
+        backend: None takes the kernel for a Q4Kernel where :func:`gdn_jax.select_backend` finds
+            one, else ``"xla"``; a name runs or raises.
 
     Raises:
         ShapeError: an argument of the wrong shape, rank or dtype.
@@ -43,24 +54,53 @@ def q4_matmul(x: Any, w: Q4Array, *, activations: str = "f32", backend: str | No
         BackendUnavailableError: the named backend cannot run here.
     """
     op = "q4_matmul"
-    check_q4(op, "w", w, [("N", None), ("K", None)])
+    check_int4(op, "w", w, [("N", None), ("K", None)])
     lead = [("..", None)] * (np.ndim(x) - 1)
     check_array(op, "x", x, [*lead, ("K", w.shape[-1])], [jnp.float32])
     if activations not in ACTIVATIONS:
         raise UnknownNameError(
             f"{op}: no activations {activations!r}; there are {', '.join(ACTIVATIONS)}"
         )
-    select_backend(op, backend=backend)
-    return matmul_f32(x, w) if activations == "f32" else matmul_q8(x, w)
+    if _takes_kernel(w, activations, backend):
+        blocks = (w if isinstance(w, Q4Kernel) else to_kernel(w)).blocks
+        y = _gemv(x.reshape(-1, x.shape[-1]), blocks)
+        return y.reshape(*x.shape[:-1], w.shape[0])
+    return matmul_f32(x, w) if activations == "f32" else matmul_q8(x, exchange_form(w))
 
 
-def matmul_f32(x: Array, w: Q4Array) -> Array:
+def exchange_form(w: Q4Array | Q4Kernel) -> Q4Array:
+    """``w`` itself, or the exchange form of the kernel's."""
+    return from_kernel(w) if isinstance(w, Q4Kernel) else w
+
+
+def _takes_kernel(w: Q4Array | Q4Kernel, activations: str, backend: str | None) -> bool:
+    """Whether the chosen backend is the kernel; a named one that cannot run raises."""
+    op = "q4_matmul"
+    if select_backend(op, backend=backend) == "xla":
+        return False
+    reason = q4_gemv.unavailable_reason(*w.shape)
+    if activations != "f32":
+        reason = f"the kernel takes activations 'f32', not {activations!r}"
+    if backend is None:
+        return reason is None and isinstance(w, Q4Kernel)
+    if reason:
+        raise BackendUnavailableError(f"{op} on backend {backend!r}: {reason}; backend='xla' does")
+    return True
+
+
+@custom_batching.sequential_vmap
+def _gemv(x: Array, blocks: Array) -> Array:
+    return q4_gemv.gemv(x, blocks)
+
+
+def matmul_f32(x: Array, w: Q4Array | Q4Kernel) -> Array:
     """The ``"f32"`` convention on XLA, unchecked: x [.., K], w [N, K] -> [.., N]."""
     # Tied to x, so that no loop over tokens unpacks the weights once and keeps them in float32.
-    x, w = lax.optimization_barrier((x, w))
+    x, tied = lax.optimization_barrier((x, w))
+    weights = exchange_form(tied)
     if linear.few_rows(x):
-        return lax.platform_dependent(x, w, cpu=_by_groups, default=_dequantised)
-    return _dequantised(x, w)
+        return lax.platform_dependent(x, weights, cpu=_by_groups, default=_dequantised)
+    return _dequantised(x, weights)
 
 
 def matmul_q8(x: Array, w: Q4Array) -> Array:

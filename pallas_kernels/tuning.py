@@ -1,0 +1,18 @@
+"""Tile sizes. Every number that a measurement may change is here."""
+
+MAX_TOKENS = 4096
+"""Tokens of one launch. A CTA takes them one after another: a longer run is a chunked kernel's."""
+
+HEAD_DIMS = (64, 128)
+"""Widths K and V that the kernels are written for."""
+
+TILES = (32, 16)
+"""Columns of S a CTA may own, widest first; 64 and 128 cost 128 and 236 registers a thread."""
+
+ENOUGH_CTAS = 4 * 132
+"""Above this a multiprocessor of an H200 has several CTAs at any time, and wide rows are better."""
+
+
+def delta_rule_tile(heads: int, V: int) -> int:
+    """Columns of S a CTA of the delta rule owns, for ``heads`` = B · HV states of V columns."""
+    return next((t for t in TILES if heads * (V // t) >= ENOUGH_CTAS), TILES[-1])

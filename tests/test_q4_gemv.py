@@ -1,0 +1,277 @@
+"""The int4 kernel: its layout, its arithmetic in NumPy as the warps do it, and its lowering."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gdn_jax as gdn
+from gdn_jax.quant.kernel_layout import Q4Kernel, from_kernel, to_kernel
+from gdn_jax.steps import project
+from pallas_kernels import q4_gemv, q4_layout
+from tests.tools import pretend_device
+
+LANE = np.arange(32)
+ROW, QUAD = LANE // 4, LANE % 4
+FOUR = np.arange(4)
+
+
+def draw(seed: int, N: int, K: int, *lead: int) -> gdn.Q4Array:
+    """Every integer, and scales of both signs over five octaves with one subnormal among them."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(-(2**31), 2**31, (*lead, N, K // 8)).astype(np.int32)
+    scales = rng.choice([-1, 1], (*lead, N, K // 32)) * 2 ** rng.uniform(-8, -3, (N, K // 32))
+    scales[..., 0, 0] = 2.0**-20
+    return gdn.Q4Array(jnp.asarray(words), jnp.asarray(scales.astype(np.float16)))
+
+
+def rows_with_outliers(seed: int, B: int, K: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(B, K))
+    x[:, rng.integers(0, K, K // 40 + 1)] *= 20
+    return x.astype(np.float32)
+
+
+def float64_weights(w: gdn.Q4Array) -> np.ndarray:
+    """From the equation of the exchange form, in NumPy."""
+    words, scales = np.asarray(w.packed), np.asarray(w.scales)
+    k = np.arange(w.shape[-1])
+    g, h, i, b = k // 32, k // 16 % 2, k // 4 % 4, k % 4
+    integers = words[..., 4 * g + i] << (28 - 4 * h - 8 * b).astype(np.int32) >> np.int32(28)
+    return integers * scales[..., g].astype(np.float64)
+
+
+def balanced_digits(x: np.ndarray) -> tuple[np.ndarray, int]:
+    """A row's digits [.., 4] and its exponent e, as the kernel takes them from the bits."""
+    e = max(int(np.abs(x).max().view(np.int32) >> 23) - 126, -90)
+    scaled = np.rint(x * np.float32(2.0 ** (30 - e))).astype(np.int64) + 0x00808080
+    digits = scaled.astype(np.int32)[..., None].view(np.int8).copy()
+    digits[..., :3] ^= np.int8(-128)
+    return digits, e
+
+
+def mma(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """m16n8k32 on fragments as PTX lays them out: a [32, 4, 4], b [32, 2, 4] -> sums [32, 4]."""
+    left, right = np.zeros((16, 32), np.int32), np.zeros((32, 8), np.int32)
+    for j in range(4):
+        left[(ROW + 8 * (j % 2))[:, None], (4 * QUAD + 16 * (j // 2))[:, None] + FOUR] = a[:, j]
+    for j in range(2):
+        right[(4 * QUAD + 16 * j)[:, None] + FOUR, ROW[:, None]] = b[:, j]
+    j = np.arange(4)
+    return (left @ right)[ROW[:, None] + 8 * (j // 2), 2 * QUAD[:, None] + j % 2]
+
+
+def digit_fragments(digits: list[np.ndarray]) -> np.ndarray:
+    """What a CTA keeps in shared memory for one or two rows: int8 [steps, 32, 4, 4]."""
+    steps = len(digits[0]) // 64
+    out = np.zeros((steps, 32, 4, 4), np.int8)
+    for row, values in enumerate(digits):
+        for p, c, h, i, d in np.ndindex(steps, 2, 2, 4, 4):
+            k = 64 * p + 32 * c + 16 * h + 4 * i
+            lane = 4 * (4 * (c if len(digits) == 1 else row) + d) + i
+            word = 2 * h + c if len(digits) == 1 else 2 * c + h
+            out[p, lane, word] = values[k : k + 4, d]
+    return out
+
+
+def emulate_slice(x: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """One or two rows [1 or 2, 64·steps] by 64 rows of weights [steps, 9, 64], warp by warp."""
+    digits, exponents = zip(*(balanced_digits(row) for row in x), strict=True)
+    fragments, y = digit_fragments(list(digits)), np.zeros((len(x), 64), np.float32)
+    for m in range(4):
+        acc = np.zeros((32, 4), np.float32)
+        for block, fragment in zip(blocks.reshape(-1, 576), fragments, strict=True):
+            words = block[128 * m : 128 * (m + 1)].view(np.uint8).reshape(32, 4, 4)
+            low, high = (words << 4).view(np.int8), (words & 0xF0).view(np.int8)
+            pairs = block[512 + 16 * m : 528 + 16 * m].view(np.float16).reshape(8, 2, 2)
+            scale = pairs[ROW].astype(np.float32)  # [lane, c, half]
+            if len(x) == 1:
+                total = mma(low, fragment[:, :2]) + mma(high, fragment[:, 2:])
+                sums = [(total, scale[LANE, QUAD // 2])]
+            else:
+                sums = [
+                    (mma(np.concatenate([low[:, n], high[:, n]], 1), fragment[:, n]), scale[:, c])
+                    for c, n in enumerate((slice(0, 2), slice(2, 4)))
+                ]
+            for total, s in sums:
+                fused = total * s.repeat(2, axis=1).astype(np.float64) + acc
+                acc = fused.astype(np.float32)
+        for j, row in np.ndindex(4, len(x)):
+            column = 2 * QUAD + j % 2
+            mine = np.full(32, True) if len(x) == 1 else column // 4 == row
+            weight = 2.0 ** (8 * (column % 4) + exponents[row] - 34)
+            np.add.at(
+                y[row], 16 * m + ROW[mine] + 8 * (j // 2), (acc[:, j] * weight)[mine].astype("f4")
+            )
+    return y
+
+
+def emulate(x: np.ndarray, w: gdn.Q4Array, splits: int) -> np.ndarray:
+    """The kernel's partial sums, float32 [splits, B, N], for B of one or even."""
+    blocks = np.asarray(q4_layout.pack(w.packed, w.scales))
+    together = min(len(x), 2)
+    parts = np.zeros((splits, len(x), w.shape[0]), np.float32)
+    slices = np.split(x, splits, axis=1), np.split(blocks, splits, axis=1)
+    for s, (columns, tiles) in enumerate(zip(*slices, strict=True)):
+        for r in range(0, len(x), together):
+            for t, tile in enumerate(tiles):
+                at = s, slice(r, r + together), slice(64 * t, 64 * t + 64)
+                parts[at] = emulate_slice(columns[r : r + together], tile)
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("B", "N", "K", "splits"), [(1, 64, 64, 1), (1, 128, 384, 2), (2, 64, 192, 1), (4, 64, 256, 2)]
+)
+def test_the_warps_arithmetic_is_the_product(B, N, K, splits):
+    w, x = draw(N, N, K), rows_with_outliers(K, B, K)
+    exact = x.astype(np.float64) @ float64_weights(w).T
+    found = emulate(x, w, splits).sum(0)
+    assert np.abs(found - exact).max() <= 5e-7 * np.sqrt(np.mean(exact**2))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 2), st.integers(1, 2), st.integers(0, 2))
+def test_the_layout_loses_no_bit_and_follows_its_equations(seed, rows, columns, stacked):
+    N, K = 64 * rows, 64 * columns
+    w = draw(seed, N, K, *[2] * stacked)
+    blocks = q4_layout.pack(w.packed, w.scales)
+    assert blocks.shape == (*[2] * stacked, rows, columns, 9, 64)
+    for found, given_ in zip(q4_layout.unpack(blocks), (w.packed, w.scales), strict=True):
+        np.testing.assert_array_equal(found, given_)
+    flat = np.asarray(blocks).reshape(-1, rows, columns, 576)[-1]
+    words = np.asarray(w.packed).reshape(-1, N, K // 8)[-1]
+    halves = np.asarray(w.scales).reshape(-1, N, K // 32)[-1].view(np.uint16).astype(np.int64)
+    for t, m, r, p, c in np.ndindex(rows, 4, 8, columns, 2):
+        n, g = 64 * t + 16 * m + r, 2 * p + c
+        pair = halves[n, g] | halves[n + 8, g] << 16
+        assert flat[t, p, 512 + 16 * m + 2 * r + c] == np.int64(pair).astype(np.int32)
+        for i, a in np.ndindex(4, 2):
+            assert flat[t, p, 128 * m + 16 * r + 4 * i + 2 * c + a] == words[n + 8 * a, 4 * g + i]
+
+
+@given(st.integers(0, 10_000), st.sampled_from([-120, -60, 0, 60, 120]))
+def test_digits_hold_a_row_to_thirty_bits_of_its_largest(seed, octave):
+    x = (rows_with_outliers(seed, 1, 128)[0] * 2.0**octave).astype(np.float32)
+    digits, e = balanced_digits(x)
+    value = (digits.astype(np.float64) * 256.0 ** np.arange(4)).sum(-1) * 2.0 ** (e - 30)
+    largest = max(np.abs(x.astype(np.float64)).max(), 2.0**-91)
+    assert np.abs(value - x).max() <= 2.0**-30 * largest
+    assert np.abs(x).max() < 2.0**e
+
+
+def lowered(f: Any, *args: Any) -> str:
+    return jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+SHAPES = [(16384, 5120), (10240, 5120), (6144, 5120), (5120, 6144), (64, 64), (128, 448)]
+BATCHES = [(5120, 6144, 2), (5120, 6144, 8), (16384, 5120, 5), (64, 64, 2), (64, 128, 64)]
+
+
+@pytest.mark.parametrize(("N", "K", "B"), [(*shape, 1) for shape in SHAPES] + BATCHES)
+def test_every_shape_lowers_for_cuda(N, K, B):
+    x = jax.ShapeDtypeStruct((B, K), jnp.float32)
+    blocks = jax.ShapeDtypeStruct((N // 64, K // 64, 9, 64), jnp.int32)
+    assert lowered(q4_gemv.gemv, x, blocks).count("mosaic_gpu_v2") == 1
+    assert jax.eval_shape(q4_gemv.gemv, x, blocks).shape == (B, N)
+
+
+def test_a_stack_lowers_without_a_slice():
+    x = jax.ShapeDtypeStruct((1, 5120), jnp.float32)
+    stack = jax.ShapeDtypeStruct((48, 256, 80, 9, 64), jnp.int32)
+    layer, after = jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.float32)
+
+    def parts(x, stack, layer, after):
+        return q4_gemv.gemv_parts(x, stack, layer, after=after)
+
+    assert jax.eval_shape(parts, x, stack, layer, after).shape == (8, 1, 16384)
+    text = lowered(parts, x, stack, layer, after)
+    assert "stablehlo.dynamic_slice" not in text
+    call = next(line for line in text.splitlines() if "mosaic_gpu_v2" in line)
+    assert "48x256x80x9x64xi32" in call
+    assert "tensor<8xf32>" in call
+
+
+def test_splits_are_the_fewest_that_fit():
+    assert [q4_gemv.default_splits(K) for K in (5120, 6144, 64, 448, 64 * 11)] == [8, 12, 1, 1, 11]
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    x, blocks = jnp.zeros((1, 128)), jnp.zeros((1, 2, 9, 64), jnp.int32)
+    for call in (
+        lambda: q4_gemv.gemv_parts(x[:, :64], blocks),
+        lambda: q4_gemv.gemv_parts(x, blocks, splits=3),
+        lambda: q4_gemv.gemv_parts(x, blocks, jnp.zeros(1, jnp.int32)),
+        lambda: q4_gemv.gemv_parts(x, blocks[None]),
+        lambda: q4_gemv.gemv_parts(x, blocks[..., :8, :]),
+    ):
+        with pytest.raises(ValueError, match="do not fit each other"):
+            call()
+    assert q4_gemv.gemv(x[:0], blocks).shape == (0, 64)
+
+
+def test_the_kernels_form_is_a_weight_like_any_other():
+    w, x = draw(0, 128, 192), jnp.asarray(rows_with_outliers(1, 3, 192))
+    kernel = to_kernel(w)
+    assert (kernel.shape, kernel.ndim, kernel.nbytes) == (w.shape, 2, w.nbytes)
+    jax.tree.map(np.testing.assert_array_equal, from_kernel(kernel), w)
+    for activations in ("f32", "q8"):
+        expected = gdn.q4_matmul(x, w, activations=activations, backend="xla")
+        found = gdn.q4_matmul(x, kernel, activations=activations, backend="xla")
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(project(x, kernel), project(x, w))
+    joined = Q4Kernel(jnp.concatenate([kernel.blocks] * 2, axis=-4))
+    np.testing.assert_array_equal(from_kernel(joined).packed, jnp.tile(w.packed, (2, 1)))
+
+
+def test_what_has_no_kernels_form_says_why():
+    for N, K in ((96, 64), (64, 96)):
+        reason = f"weights are [{N}, {K}]; the int4 kernel needs N and K to be multiples of 64"
+        assert q4_gemv.unavailable_reason(N, K) == reason
+        with pytest.raises(gdn.ShapeError, match="multiples of 64"):
+            to_kernel(draw(0, N, K))
+    with pytest.raises(gdn.ShapeError, match=r"needed \[.., K=64\]"):
+        gdn.q4_matmul(jnp.zeros((1, 128)), to_kernel(draw(0, 64, 64)))
+    with pytest.raises(gdn.ShapeError, match=r"w.blocks has shape \(1, 1, 1, 9, 64\)"):
+        gdn.q4_matmul(jnp.zeros((1, 64)), to_kernel(draw(0, 64, 64, 1)))
+
+
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        (("9.0", "cpu"), "no CUDA GPU, the device is cpu; backend='xla' runs it"),
+        (("7.5", "gpu"), "compute capability 7.5, the kernel needs 8.0; backend='xla' runs it"),
+    ],
+)
+def test_a_device_without_the_kernel(monkeypatch, device, text):
+    pretend_device(monkeypatch, *device)
+    w = to_kernel(draw(0, 64, 64))
+    with pytest.raises(
+        gdn.BackendUnavailableError, match="q4_matmul on backend 'pallas'"
+    ) as caught:
+        gdn.q4_matmul(jnp.zeros((1, 64)), w, backend="pallas")
+    assert text in str(caught.value)
+    assert gdn.q4_matmul(jnp.zeros((1, 64)), w).shape == (1, 64)
+
+
+def test_a_device_with_the_kernel(monkeypatch):
+    pretend_device(monkeypatch)
+    x = jnp.zeros((2, 3, 64))
+    assert gdn.select_backend("q4_matmul") == "pallas"
+    for w, named, kernels in [
+        (draw(0, 64, 64), "pallas", 1),
+        (to_kernel(draw(0, 64, 64)), None, 1),
+        (draw(0, 64, 64), None, 0),
+        (draw(0, 96, 64), None, 0),
+    ]:
+        text = lowered(lambda x, w, named=named: gdn.q4_matmul(x, w, backend=named), x, w)
+        assert text.count("mosaic_gpu_v2") == kernels
+    stack = jax.tree.map(lambda a: jnp.stack([a, a]), to_kernel(draw(0, 64, 64)))
+    assert "mosaic_gpu_v2" in lowered(jax.vmap(gdn.q4_matmul, (None, 0)), x, stack)
+    with pytest.raises(gdn.BackendUnavailableError, match=r"\[96, 64\].*multiples of 64.*'xla'"):
+        gdn.q4_matmul(x, draw(0, 96, 64), backend="pallas")
+    with pytest.raises(gdn.BackendUnavailableError, match="activations 'f32', not 'q8'"):
+        gdn.q4_matmul(x, draw(0, 64, 64), activations="q8", backend="pallas")
