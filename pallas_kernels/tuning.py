@@ -6,8 +6,8 @@ MAX_TOKENS = 4096
 HEAD_DIMS = (64, 128)
 """Widths K and V that the kernels are written for."""
 
-TILES = (32, 16)
-"""Columns of S a CTA may own, widest first; 64 and 128 cost 128 and 236 registers a thread."""
+TILES = (16, 32, 64, 128)
+"""Columns of S that a CTA may own."""
 
 ENOUGH_CTAS = 4 * 132
 """Above this a multiprocessor of an H200 has several CTAs at any time, and wide rows are better."""
@@ -15,4 +15,4 @@ ENOUGH_CTAS = 4 * 132
 
 def delta_rule_tile(heads: int, V: int) -> int:
     """Columns of S a CTA of the delta rule owns, for ``heads`` = B · HV states of V columns."""
-    return next((t for t in TILES if heads * (V // t) >= ENOUGH_CTAS), TILES[-1])
+    return next((t for t in (64, 32) if heads * (V // t) >= ENOUGH_CTAS), 16)

@@ -1,0 +1,70 @@
+"""The part of the causal convolution that does not wait for the new frame, beside a projection.
+
+Value heads share the channels of q and k, so many CTAs of the middle kernel need one channel and
+none of them may move its history while another still reads it. Here one CTA owns each channel: it
+reads the W-1 frames, adds up what they give to the convolution, and moves them one frame back. The
+middle kernel adds the new frame's share and writes that frame, and reads no history at all.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.jobs import Job
+from pallas_kernels.layouts import channels, load, taps_of_channels
+
+
+def job(hist: Any, weight: jax.Array, layer: jax.Array, read: jax.Array, write: jax.Array) -> Job:
+    """``pre[b, c] = sum_{j < W-1} weight[c, j] · hist[j, c]``, and ``hist[j] <- hist[j + 1]``.
+
+    Frame W-2 keeps its value. A row whose slot is negative reads and writes no history.
+
+    Args:
+        hist: a reference to float32 [L, N, W-1, C], C a multiple of 64.
+        weight: float32 [C, W], the taps, oldest first.
+        layer: int32 [1].
+        read, write: int32 [B], the slots whose frames are read, and where they are moved to.
+
+    Returns:
+        A job whose outputs are ``pre``, float32 [B, C], and ``newest``, float32 [C]: the taps
+        ``weight[:, W-1]`` side by side, as the middle kernel can load them.
+    """
+    B, (C, W) = read.shape[0], weight.shape
+    width = 128 if C % 128 == 0 else 64
+    return Job(
+        ctas=B * (C // width),
+        operands=(hist, weight, layer, read, write),
+        outs=tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((B, C), (C,))),
+        body=functools.partial(_body, W, width, C // width),
+    )
+
+
+def _body(W: int, width: int, pieces: int, index: Any, *refs: Any) -> None:
+    hist, weight, layer, read, write, pre, newest = refs
+    b = lax.div(index, pieces)
+    mine = pl.ds(lax.rem(index, pieces) * width, width)
+    layout = channels(width)
+    source, target = read[b], write[b]
+    every = load(weight.at[mine], taps_of_channels(width))
+    tap = plgpu.broadcasted_iota(jnp.int32, (width, W), 1, layout=taps_of_channels(width))
+    taps = [
+        plgpu.layout_cast(jnp.sum(jnp.where(tap == j, every, 0.0), axis=1), layout)
+        for j in range(W)
+    ]
+
+    @pl.when(b == 0)
+    def _():
+        newest[mine] = taps[-1]
+
+    @pl.when(source >= 0)
+    def _():
+        frames = [load(hist.at[layer[0], source, j, mine], layout) for j in range(W - 1)]
+        terms = [frame * tap for frame, tap in zip(frames, taps, strict=False)]
+        pre[b, mine] = functools.reduce(jnp.add, terms)
+        for j, frame in enumerate(frames[1:]):
+            hist[layer[0], target, j, mine] = frame

@@ -1,0 +1,80 @@
+"""How the elements of an array lie over the 128 threads of a CTA, and loads that put them there."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+
+def columns(tile: int) -> Any:
+    """A [K, tile] array with tile/4 columns a warp, so that sums over K stay inside warps.
+
+    A lane holds 4 neighbouring columns of every (512/tile)-th row. A layout must be written in
+    its canonical form, which has no axis of length one.
+    """
+    rows = 512 // tile
+    if rows == 32:
+        return plgpu.Layout.TILED(
+            plgpu.Tiling(((32, 16), (32, 4))), warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1
+        )
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((rows, tile), (rows, tile // 4), (4,))),
+        warp_dims=(-4,),
+        lane_dims=(-3, -2),
+        vector_dim=-1,
+    )
+
+
+def every_warp(width: int) -> Any:
+    """A [width] array, width 64 or 128, whole in each warp: width/32 neighbours a lane."""
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((width,), (width // 32,))),
+        warp_dims=(plgpu.Replicated(4),),
+        lane_dims=(-2,),
+        vector_dim=-1,
+    )
+
+
+def channels(width: int) -> Any:
+    """A [width] array, width 64 or 128, one element a thread; with 64 the second half repeats."""
+    warps = (-3,) if width == 128 else (-3, plgpu.Replicated(2))
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((width,), (32,), (1,))), warp_dims=warps, lane_dims=(-2,), vector_dim=-1
+    )
+
+
+def taps_of_channels(width: int) -> Any:
+    """A [width, W] array, width 64 or 128: a row a thread, as in :func:`channels`."""
+    warps = (-4,) if width == 128 else (-4, plgpu.Replicated(2))
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((width, 1), (32, 1))), warp_dims=warps, lane_dims=(-2,), vector_dim=-1
+    )
+
+
+def load(ref: Any, layout: Any) -> jax.Array:
+    """The elements of global or shared memory, straight into registers."""
+    return plgpu.load(ref, layout=layout, optimized=False)
+
+
+def rsqrt(x: jax.Array) -> jax.Array:
+    """``1/sqrt(x)`` with one Newton step: the hardware's own is 2 ulp off."""
+    y = lax.rsqrt(x)
+    return y * (1.5 - 0.5 * x * y * y)
+
+
+def silu(x: jax.Array) -> jax.Array:
+    """``x · sigmoid(x)``."""
+    return x * lax.logistic(x)
+
+
+def log1p_exp(x: jax.Array) -> jax.Array:
+    """``log(1 + exp(x))``: x above 20; elsewhere, with ``u = exp(x)`` and ``w = 1 + u`` rounded,
+    ``log(w)·u/(w - 1)``, or u where w is 1. There is no log1p for Mosaic GPU.
+    """
+    u = jnp.exp(jnp.minimum(x, 20.0))
+    w = 1.0 + u
+    exact = w == 1.0
+    middle = jnp.log(w) * (u / jnp.where(exact, 1.0, w - 1.0))
+    return jnp.where(x > 20.0, x, jnp.where(exact, u, middle))

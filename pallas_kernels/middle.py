@@ -1,0 +1,226 @@
+"""Everything between the two projections in one launch: the state is read once and written once.
+
+Grid: one CTA of 128 threads for ``tile`` columns of one value head's S [K, V]; the V/tile CTAs of
+a head are one cluster, because the norm of step 6 needs the whole head: each sends its sum of
+squares to the others' shared memory. A tile of V needs no cluster.
+
+Memory: S goes from global memory straight to registers and back, as in delta_rule. The partial
+sums of the projections, a few kilobytes a CTA, come from the second-level cache and are added in
+the order of their columns. q and k, normalised, pass through shared memory: they are made with one
+channel a thread and used with one row of S a thread.
+
+One writer: history frames are moved by the launch before (see history); here the CTA of a key
+head's first value head and first tile writes the new frame of its q and k channels, every CTA that
+of its own v channels, and nobody reads history.
+
+Order of sums: over K and V as in delta_rule, then over tiles in order; so bits depend on the sizes
+and the tile alone.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import cluster
+from pallas_kernels.layouts import columns, every_warp, load, log1p_exp, rsqrt, silu
+from pallas_kernels.q4_fragments import barrier
+
+QK_NORM_EPS = 1e-6
+
+
+class Projected(NamedTuple):
+    """What the first launch leaves: partial sums float32 [splits, B, rows]; ``pre`` [B, C] and
+    ``newest`` [C] of :mod:`pallas_kernels.history`.
+    """
+
+    qkv: jax.Array
+    z: jax.Array
+    b: jax.Array
+    a: jax.Array
+    pre: jax.Array
+    newest: jax.Array
+
+
+class Weights(NamedTuple):
+    """The small tensors, float32: [HV], [HV], [V]."""
+
+    A_log: jax.Array
+    dt_bias: jax.Array
+    norm: jax.Array
+
+
+class Sizes(NamedTuple):
+    """Heads and widths, and the epsilon of step 6."""
+
+    HK: int
+    HV: int
+    K: int
+    V: int
+    eps: float
+
+
+READ_BACK = ("XC", "Z", "B", "A", "BETA", "G", "XCV", "Q", "K", "ON")
+"""What ``trace`` reads out, named as in gdn_jax.Trace."""
+
+
+def middle(
+    projected: Projected,
+    weights: Weights,
+    S: Any,
+    hist: Any,
+    layer: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    sizes: Sizes,
+    *,
+    tile: int,
+    trace: bool = False,
+    interpret: Any = None,
+) -> tuple[jax.Array, Mapping[str, jax.Array]]:
+    """Steps 2 to 6 of one token for every row, without the history's share of step 2.
+
+    A row whose slot is negative reads and writes no state; its output is zero.
+
+    Args:
+        projected: of :mod:`pallas_kernels.history` and the projections.
+        weights: the small tensors.
+        S: a reference to float32 [L, N, HV, K, V]; slot ``write`` receives what ``read`` becomes.
+        hist: a reference to float32 [L, N, W-1, C]; frame W-2 of slot ``write`` is written.
+        layer: int32 [1].
+        read, write: int32 [B].
+        sizes: heads and widths; K and V are 64 or 128.
+        tile: columns of S a CTA owns, a divisor of V from 16 up; below V it needs clusters.
+        trace: also return the intermediates, without changing a bit of the rest.
+        interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU; tile must be V.
+
+    Returns:
+        onn [B, HV·V] float32, and the intermediates by name, empty without ``trace``.
+    """
+    B, tiles = read.shape[0], sizes.V // tile
+    shapes = {"onn": (B, sizes.HV * sizes.V)}
+    if trace:
+        C, heads, keys = projected.pre.shape[1], (B, sizes.HV), (B, sizes.HK * sizes.K)
+        values = shapes["onn"]
+        each = ((B, C), values, *[heads] * 4, (B, C), keys, keys, values)
+        shapes |= dict(zip(READ_BACK, each, strict=True))
+    kernel = plgpu.kernel(
+        functools.partial(_body, sizes, tile, tuple(shapes), interpret is not None),
+        out_type=[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes.values()],
+        grid=(B * sizes.HV,),
+        grid_names=("head",),
+        **(dict(cluster=(tiles,), cluster_names=("tile",)) if tiles > 1 else {}),
+        scratch_types=[
+            plgpu.SMEM((2, sizes.K), jnp.float32),
+            cluster.scratch(tiles),
+        ],
+        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+        interpret=interpret,
+        kernel_name="gdn_middle",
+    )
+    outs = kernel(*projected, *weights, layer, read, write, S, hist)
+    named = dict(zip(shapes, outs, strict=True))
+    return named.pop("onn"), named
+
+
+def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *refs: Any) -> None:
+    HK, HV, K, V, eps = sizes
+    qkv, z, b_rows, a_rows, pre, newest, A_log, dt_bias, norm = refs[:9]
+    layer, read, write, S, hist = refs[9:14]
+    outs, (qk, mailbox) = dict(zip(names, refs[14:], strict=False)), refs[-2:]
+    tiles, last = V // tile, hist.shape[2] - 1
+    i = lax.axis_index("head")
+    j = lax.axis_index("tile") if tiles > 1 else 0
+    row, h = lax.div(i, HV), lax.rem(i, HV)
+    hk, first = lax.div(h, HV // HK), (lax.rem(h, HV // HK) == 0) & (j == 0)
+    layout = columns(tile)
+    per_row, per_column, wide = layout.reduce(1), layout.reduce(0), every_warp(K)
+    mine, here = pl.ds(j * tile, tile), pl.ds(h * V + j * tile, tile)
+    keys = pl.ds(hk * K, K)
+    at_q, at_k, at_v = keys, pl.ds((HK + hk) * K, K), pl.ds(2 * HK * K + h * V + j * tile, tile)
+    if tiles > 1:
+        cluster.open_mailbox(mailbox, tiles)
+
+    def sync() -> None:
+        if not interpreted:
+            barrier()
+
+    def parts(ref: Any, at: Any, layout: Any) -> list[jax.Array]:
+        return [load(ref.at[s, row, at], layout) for s in range(ref.shape[0])]
+
+    def fixed(at: Any, layout: Any) -> tuple[jax.Array, jax.Array]:
+        return load(pre.at[row, at], layout), load(newest.at[at], layout)
+
+    def convolve(parts: list[jax.Array], fixed: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        new = functools.reduce(jnp.add, parts)
+        return new, silu(fixed[0] + new * fixed[1])
+
+    def scalar(parts: Any) -> jax.Array:
+        return functools.reduce(jnp.add, [parts[s, row, h] for s in range(parts.shape[0])])
+
+    def keep(when: Any, **values: Any) -> None:
+        """Read intermediates back: ``name=(index, value)``."""
+        if len(outs) > 1:
+
+            @pl.when(when)
+            def _():
+                for name, (at, value) in values.items():
+                    outs[name][row, at] = value
+
+    at_layer, source, target = layer[0], read[row], write[row]
+
+    @pl.when(source >= 0)
+    def _():
+        state = load(S.at[at_layer, source, h, :, mine], layout)
+        value = parts(qkv, at_v, per_column), fixed(at_v, per_column)
+        gates, weight = parts(z, here, per_column), load(norm.at[mine], per_column)
+        b, a, decay_rate, bias = scalar(b_rows), scalar(a_rows), A_log[h], dt_bias[h]
+        # Without it the compiler puts these loads behind the wait for those of q and k.
+        sync()
+        ends = [(parts(qkv, at, wide), fixed(at, wide)) for at in (at_q, at_k)]
+        (xq, q), (xk, k), (xv, v) = (convolve(*end) for end in (*ends, value))
+
+        @pl.when(first)
+        def _():
+            hist[at_layer, target, last, at_q] = xq
+            hist[at_layer, target, last, at_k] = xk
+
+        hist[at_layer, target, last, at_v] = xv
+        keep(first, XC=(at_q, xq), XCV=(at_q, q))
+        keep(first, XC=(at_k, xk), XCV=(at_k, k))
+        q = q * (rsqrt(jnp.sum(q * q) + QK_NORM_EPS) * K**-0.5)
+        k = k * rsqrt(jnp.sum(k * k) + QK_NORM_EPS)
+        qk[0, :], qk[1, :] = q, k
+        sync()
+        gate, beta = functools.reduce(jnp.add, gates), lax.logistic(b)
+        g = -jnp.exp(decay_rate) * log1p_exp(a + bias)
+        keep(first, Q=(keys, q), K=(keys, k))
+        keep(True, XC=(at_v, xv), XCV=(at_v, v), Z=(here, gate))
+        keep(j == 0, B=(h, b), A=(h, a), BETA=(h, beta), G=(h, g))
+
+        def spread(x: jax.Array, axis: int) -> jax.Array:
+            return plgpu.layout_cast(lax.broadcast_in_dim(x, (K, tile), (axis,)), layout)
+
+        q, k = (spread(load(qk.at[n], per_row), 0) for n in range(2))
+        state = jnp.exp(g) * state
+        delta = (v - jnp.sum(state * k, axis=0)) * beta
+        state = state + k * spread(delta, 1)
+        o = jnp.sum(state * q, axis=0)
+        S[at_layer, target, h, :, mine] = state
+        keep(True, ON=(here, o))
+        square = jnp.sum(o * o)
+        if tiles > 1:
+            cluster.wait()
+            square = cluster.total(square, mailbox, tiles)
+        outs["onn"][row, here] = weight * (o * rsqrt(square / V + eps)) * silu(gate)
+
+    @pl.when(source < 0)
+    def _():
+        outs["onn"][row, here] = plgpu.layout_cast(jnp.zeros((tile,), jnp.float32), per_column)
+        if tiles > 1:
+            cluster.wait()
