@@ -27,18 +27,15 @@ def columns(tile: int) -> Any:
     )
 
 
-def every_warp(width: int) -> Any:
-    """A [width] array, width 64 or 128, whole in each warp: width/32 neighbours a lane."""
-    return plgpu.Layout.TILED(
-        plgpu.Tiling(((width,), (width // 32,))),
-        warp_dims=(plgpu.Replicated(4),),
-        lane_dims=(-2,),
-        vector_dim=-1,
-    )
-
-
 def channels(width: int) -> Any:
-    """A [width] array, width 64 or 128, one element a thread; with 64 the second half repeats."""
+    """A [width] array, width 32, 64 or 128: one element a thread, repeated where threads are left."""
+    if width == 32:
+        return plgpu.Layout.TILED(
+            plgpu.Tiling(((32,), (1,))),
+            warp_dims=(plgpu.Replicated(4),),
+            lane_dims=(-2,),
+            vector_dim=-1,
+        )
     warps = (-3,) if width == 128 else (-3, plgpu.Replicated(2))
     return plgpu.Layout.TILED(
         plgpu.Tiling(((width,), (32,), (1,))), warp_dims=warps, lane_dims=(-2,), vector_dim=-1

@@ -28,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import cluster
-from pallas_kernels.layouts import columns, every_warp, load, log1p_exp, rsqrt, silu
+from pallas_kernels.layouts import channels, columns, load, log1p_exp, rsqrt, silu
 from pallas_kernels.q4_fragments import barrier
 
 QK_NORM_EPS = 1e-6
@@ -117,6 +117,7 @@ def middle(
         **(dict(cluster=(tiles,), cluster_names=("tile",)) if tiles > 1 else {}),
         scratch_types=[
             plgpu.SMEM((2, sizes.K), jnp.float32),
+            plgpu.SMEM((2, tile), jnp.float32),
             cluster.scratch(tiles),
         ],
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
@@ -132,16 +133,15 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
     HK, HV, K, V, eps = sizes
     qkv, z, b_rows, a_rows, pre, newest, A_log, dt_bias, norm = refs[:9]
     layer, read, write, S, hist = refs[9:14]
-    outs, (qk, mailbox) = dict(zip(names, refs[14:], strict=False)), refs[-2:]
+    outs, (keys_there, values_there, mailbox) = dict(zip(names, refs[14:], strict=False)), refs[-3:]
     tiles, last = V // tile, hist.shape[2] - 1
     i = lax.axis_index("head")
     j = lax.axis_index("tile") if tiles > 1 else 0
     row, h = lax.div(i, HV), lax.rem(i, HV)
     hk, first = lax.div(h, HV // HK), (lax.rem(h, HV // HK) == 0) & (j == 0)
     layout = columns(tile)
-    per_row, per_column, wide = layout.reduce(1), layout.reduce(0), every_warp(K)
-    mine, here = pl.ds(j * tile, tile), pl.ds(h * V + j * tile, tile)
-    keys = pl.ds(hk * K, K)
+    per_row, per_column = layout.reduce(1), layout.reduce(0)
+    mine, here, keys = pl.ds(j * tile, tile), pl.ds(h * V + j * tile, tile), pl.ds(hk * K, K)
     at_q, at_k, at_v = keys, pl.ds((HK + hk) * K, K), pl.ds(2 * HK * K + h * V + j * tile, tile)
     if tiles > 1:
         cluster.open_mailbox(mailbox, tiles)
@@ -150,15 +150,16 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
         if not interpreted:
             barrier()
 
-    def parts(ref: Any, at: Any, layout: Any) -> list[jax.Array]:
-        return [load(ref.at[s, row, at], layout) for s in range(ref.shape[0])]
+    def parts(ref: Any, at: Any) -> list[jax.Array]:
+        return [load(ref.at[s, row, at], channels(at.size)) for s in range(ref.shape[0])]
 
-    def fixed(at: Any, layout: Any) -> tuple[jax.Array, jax.Array]:
-        return load(pre.at[row, at], layout), load(newest.at[at], layout)
+    def ends(at: Any) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+        layout = channels(at.size)
+        return parts(qkv, at), load(pre.at[row, at], layout), load(newest.at[at], layout)
 
-    def convolve(parts: list[jax.Array], fixed: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+    def convolve(parts: list[jax.Array], old: jax.Array, tap: jax.Array) -> tuple[Any, Any]:
         new = functools.reduce(jnp.add, parts)
-        return new, silu(fixed[0] + new * fixed[1])
+        return new, silu(old + new * tap)
 
     def scalar(parts: Any) -> jax.Array:
         return functools.reduce(jnp.add, [parts[s, row, h] for s in range(parts.shape[0])])
@@ -177,13 +178,17 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
     @pl.when(source >= 0)
     def _():
         state = load(S.at[at_layer, source, h, :, mine], layout)
-        value = parts(qkv, at_v, per_column), fixed(at_v, per_column)
-        gates, weight = parts(z, here, per_column), load(norm.at[mine], per_column)
+        ends_v, gates = ends(at_v), parts(z, here)
+        weight = load(norm.at[mine], channels(tile))
         b, a, decay_rate, bias = scalar(b_rows), scalar(a_rows), A_log[h], dt_bias[h]
         # Without it the compiler puts these loads behind the wait for those of q and k.
         sync()
-        ends = [(parts(qkv, at, wide), fixed(at, wide)) for at in (at_q, at_k)]
-        (xq, q), (xk, k), (xv, v) = (convolve(*end) for end in (*ends, value))
+        ends_q, ends_k = ends(at_q), ends(at_k)
+        (xq, q), (xk, k), (xv, v) = convolve(*ends_q), convolve(*ends_k), convolve(*ends_v)
+        gate = functools.reduce(jnp.add, gates)
+        keys_there[0, :], keys_there[1, :] = q, k
+        values_there[0, :], values_there[1, :] = v, weight * silu(gate)
+        sync()
 
         @pl.when(first)
         def _():
@@ -191,22 +196,21 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
             hist[at_layer, target, last, at_k] = xk
 
         hist[at_layer, target, last, at_v] = xv
+        beta, g = lax.logistic(b), -jnp.exp(decay_rate) * log1p_exp(a + bias)
         keep(first, XC=(at_q, xq), XCV=(at_q, q))
         keep(first, XC=(at_k, xk), XCV=(at_k, k))
-        q = q * (rsqrt(jnp.sum(q * q) + QK_NORM_EPS) * K**-0.5)
-        k = k * rsqrt(jnp.sum(k * k) + QK_NORM_EPS)
-        qk[0, :], qk[1, :] = q, k
-        sync()
-        gate, beta = functools.reduce(jnp.add, gates), lax.logistic(b)
-        g = -jnp.exp(decay_rate) * log1p_exp(a + bias)
-        keep(first, Q=(keys, q), K=(keys, k))
         keep(True, XC=(at_v, xv), XCV=(at_v, v), Z=(here, gate))
         keep(j == 0, B=(h, b), A=(h, a), BETA=(h, beta), G=(h, g))
 
         def spread(x: jax.Array, axis: int) -> jax.Array:
             return plgpu.layout_cast(lax.broadcast_in_dim(x, (K, tile), (axis,)), layout)
 
-        q, k = (spread(load(qk.at[n], per_row), 0) for n in range(2))
+        q, k = (load(keys_there.at[n], per_row) for n in range(2))
+        v, gate = (load(values_there.at[n], per_column) for n in range(2))
+        q = q * (rsqrt(jnp.sum(q * q) + QK_NORM_EPS) * K**-0.5)
+        k = k * rsqrt(jnp.sum(k * k) + QK_NORM_EPS)
+        keep(first, Q=(keys, q), K=(keys, k))
+        q, k = spread(q, 0), spread(k, 0)
         state = jnp.exp(g) * state
         delta = (v - jnp.sum(state * k, axis=0)) * beta
         state = state + k * spread(delta, 1)
@@ -217,7 +221,7 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
         if tiles > 1:
             cluster.wait()
             square = cluster.total(square, mailbox, tiles)
-        outs["onn"][row, here] = weight * (o * rsqrt(square / V + eps)) * silu(gate)
+        outs["onn"][row, here] = gate * (o * rsqrt(square / V + eps))
 
     @pl.when(source < 0)
     def _():

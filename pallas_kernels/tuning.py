@@ -16,3 +16,12 @@ ENOUGH_CTAS = 4 * 132
 def delta_rule_tile(heads: int, V: int) -> int:
     """Columns of S a CTA of the delta rule owns, for ``heads`` = B · HV states of V columns."""
     return next((t for t in (64, 32) if heads * (V // t) >= ENOUGH_CTAS), 16)
+
+
+MIDDLE_TILES = (32, 64, 128)
+"""Columns of S that a CTA of the middle kernel may own."""
+
+
+def middle_tile(rows: int, V: int, clusters: bool) -> int:
+    """Columns of S a CTA of the middle kernel owns, for a batch of ``rows``."""
+    return min(64 if clusters and rows < 32 else V, V)
