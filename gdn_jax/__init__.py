@@ -22,6 +22,7 @@ from gdn_jax.errors import (
 )
 from gdn_jax.gguf.reader import load_gguf_layer
 from gdn_jax.gguf.writer import write_gguf
+from gdn_jax.kernel_layer import params_to_kernel
 from gdn_jax.layer import decode, decode_step, trace_step
 from gdn_jax.params import GDNParams, init_params
 from gdn_jax.quant.codecs import (
@@ -30,6 +31,7 @@ from gdn_jax.quant.codecs import (
     q4_to_gguf_blocks,
     q4_to_tiles,
 )
+from gdn_jax.quant.kernel_layout import Q4Kernel, from_kernel, to_kernel
 from gdn_jax.quant.matmul import q4_matmul
 from gdn_jax.quant.pool import Q4Pool
 from gdn_jax.quant.q4array import Q4Array, dequantize
@@ -61,6 +63,7 @@ __all__ = [
     "OracleError",
     "PoolKeyError",
     "Q4Array",
+    "Q4Kernel",
     "Q4Pool",
     "QuantizationError",
     "ShapeError",
@@ -75,12 +78,14 @@ __all__ = [
     "decode_step",
     "dequantize",
     "export_state",
+    "from_kernel",
     "import_state",
     "init_params",
     "init_state",
     "load_gguf_layer",
     "load_hf_layer",
     "load_state",
+    "params_to_kernel",
     "q4_from_gguf_blocks",
     "q4_from_tiles",
     "q4_matmul",
@@ -91,6 +96,7 @@ __all__ = [
     "reset_state",
     "save_state",
     "select_backend",
+    "to_kernel",
     "trace_step",
     "write_gguf",
 ]

@@ -27,9 +27,10 @@ def unavailable_reason(
         raise UnknownNameError(f"no backend {backend!r}; there are {', '.join(BACKENDS)}")
     if backend == "xla":
         return None
+    W = None
     if cfg is not None:
-        K, V = cfg.head_k_dim, cfg.head_v_dim
-    return pallas_kernels.support.unavailable_reason(op, K=K, V=V, tokens=tokens)
+        K, V, W = cfg.head_k_dim, cfg.head_v_dim, cfg.conv_width
+    return pallas_kernels.support.unavailable_reason(op, K=K, V=V, W=W, tokens=tokens)
 
 
 def select_backend(

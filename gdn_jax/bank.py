@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdn_jax.backend import select_backend
-from gdn_jax.checks import check_array, check_config
+from gdn_jax.checks import check_config
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
-from gdn_jax.layer import decode, decode_step, forward
+from gdn_jax.kernel_layer import KernelLayer, params_to_kernel
+from gdn_jax.layer import checked_backend, decode_step, forward, scan_tokens
 from gdn_jax.params import LARGE, SMALL, GDNParams, check_params
 from gdn_jax.quant.pool import Q4Pool
 from gdn_jax.residency import Slot
@@ -126,7 +126,10 @@ class LayerBank:
             ShapeError: an argument of the wrong shape, rank or dtype, or no such layer.
         """
         params, part = self._ready("LayerBank.step", state, layer)
-        y, part = decode_step(params, part, x, self.cfg, backend=backend)
+        if checked_backend("decode_step", params, part, x, self.cfg, backend) == "pallas":
+            y, state, _ = KernelLayer(params, self.cfg).step(state, layer, x)
+            return y, state
+        y, part, _ = forward(params, part, x, self.cfg)
         return y, _write(state, layer, part)
 
     def decode(
@@ -137,7 +140,11 @@ class LayerBank:
         Traceable; errors as :meth:`step`.
         """
         params, part = self._ready("LayerBank.decode", state, layer)
-        ys, part = decode(params, part, xs, self.cfg, backend=backend)
+        chosen = checked_backend("decode", params, part, xs, self.cfg, backend, many=True)
+        if chosen == "pallas":
+            kernels = KernelLayer(params, self.cfg)
+            return scan_tokens(lambda state, x: kernels.step(state, layer, x), state, xs)
+        ys, part = scan_tokens(lambda part, x: forward(params, part, x, self.cfg), part, xs)
         return ys, _write(state, layer, part)
 
     def decode_host(
@@ -154,14 +161,12 @@ class LayerBank:
         params, part = self._ready(where, state, layer)
         if not isinstance(xs, np.ndarray):
             raise ShapeError(f"{where}: xs is a {type(xs).__name__}; needed a numpy array")
-        dims = [("B", part.S.shape[0]), ("T", None), ("D", self.cfg.d_model)]
-        check_array(where, "xs", xs, dims, [np.float32])
-        if xs.shape[1] == 0:
-            raise ShapeError(f"{where}: xs has shape {xs.shape}; needed at least one token, T >= 1")
-        select_backend("decode_step", self.cfg, backend=backend)
+        chosen = checked_backend("decode", params, part, xs, self.cfg, backend, many=True)
+        if chosen == "pallas":
+            params = params_to_kernel(params)
         ys = np.empty_like(xs)
         for t in range(xs.shape[1]):
-            y, part = _host_step(params, part, jnp.asarray(xs[:, t]), self.cfg)
+            y, part = _host_step(params, part, jnp.asarray(xs[:, t]), self.cfg, chosen)
             ys[:, t] = np.asarray(y)
         return ys, _write(state, layer, part)
 
@@ -194,7 +199,6 @@ def _write(state: GDNState, layer: int, part: GDNState) -> GDNState:
     return jax.tree.map(lambda whole, new: whole.at[layer].set(new), state, part)
 
 
-@functools.partial(jax.jit, static_argnames="cfg", donate_argnames="state")
-def _host_step(params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig):
-    y, state, _ = forward(params, state, x, cfg)
-    return y, state
+@functools.partial(jax.jit, static_argnames=("cfg", "backend"), donate_argnames="state")
+def _host_step(params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, backend: str):
+    return decode_step(params, state, x, cfg, backend=backend)

@@ -1,14 +1,17 @@
 """One Gated DeltaNet layer: the only place where the seven steps are composed."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from gdn_jax import steps
-from gdn_jax.backend import select_backend
 from gdn_jax.checks import check_array
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
+from gdn_jax.kernel_layer import KernelLayer, backend_for
 from gdn_jax.params import GDNParams, check_params
 from gdn_jax.state import GDNState, check_state
 from gdn_jax.trace import Trace
@@ -46,22 +49,32 @@ def decode_step(
         state: S [B, HV, K, V] and conv_hist [B, W-1, C], float32.
         x: input after the block's norm.
         cfg: the layer's sizes, static.
-        backend: None chooses by :func:`gdn_jax.select_backend`; a name runs or raises.
+        backend: None takes pallas where :func:`gdn_jax.select_backend` finds it, the kernels can
+            read the weights and no int4 weight has to be laid out for them first (see
+            :func:`gdn_jax.params_to_kernel`), else xla; a name runs or raises.
 
     Raises:
         ShapeError: an argument of the wrong shape, rank or dtype.
         BackendUnavailableError: the named backend cannot run here.
     """
-    _check("decode_step", params, state, x, cfg, backend)
-    y, state, _ = forward(params, state, x, cfg)
+    if checked_backend("decode_step", params, state, x, cfg, backend) == "pallas":
+        y, state, _ = _kernel_step(KernelLayer(params, cfg), state, x)
+    else:
+        y, state, _ = forward(params, state, x, cfg)
     return y, state
 
 
 def trace_step(
     params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, *, backend: str | None = None
 ) -> tuple[Token, GDNState, Trace]:
-    """:func:`decode_step` with every operator's result; y and the state are bit-identical to it."""
-    _check("trace_step", params, state, x, cfg, backend)
+    """:func:`decode_step` with every operator's result; y and the state are bit-identical to it.
+
+    On pallas the same kernels run and store what they hold in registers as well.
+    """
+    if checked_backend("trace_step", params, state, x, cfg, backend) == "pallas":
+        y, state, trace = _kernel_step(KernelLayer(params, cfg), state, x, trace=True)
+        assert trace is not None
+        return y, state, trace
     return forward(params, state, x, cfg)
 
 
@@ -73,12 +86,20 @@ def decode(
     One ``lax.scan`` over tokens with the state carried on the device; equal to T calls of
     :func:`decode_step`. Arguments and errors as there; T must be at least 1.
     """
-    _check("decode", params, state, xs, cfg, backend, many=True)
-    if xs.shape[1] == 0:
-        raise ShapeError(f"decode: xs has shape {xs.shape}; needed at least one token, T >= 1")
+    chosen = checked_backend("decode", params, state, xs, cfg, backend, many=True)
+    if chosen == "pallas":
+        kernels = KernelLayer(params, cfg)
+        return scan_tokens(lambda state, x: _kernel_step(kernels, state, x), state, xs)
+    return scan_tokens(lambda state, x: forward(params, state, x, cfg), state, xs)
+
+
+def scan_tokens(
+    step: Callable[[GDNState, Token], tuple[Token, GDNState, Any]], state: GDNState, xs: Tokens
+) -> tuple[Tokens, GDNState]:
+    """``step`` for every token of xs [B, T, D], the state carried on the device."""
 
     def body(state: GDNState, x: Token) -> tuple[GDNState, Token]:
-        y, state, _ = forward(params, state, x, cfg)
+        y, state, _ = step(state, x)
         return state, y
 
     with jax.named_scope("decode"):
@@ -86,7 +107,16 @@ def decode(
     return jnp.swapaxes(ys, 0, 1), state
 
 
-def _check(
+def _kernel_step(
+    kernels: KernelLayer, state: GDNState, x: Token, *, trace: bool = False
+) -> tuple[Token, GDNState, Trace | None]:
+    """A layer alone is a stack of one."""
+    stack = jax.tree.map(lambda x: x[None], state)
+    y, stack, seen = kernels.step(stack, 0, x, trace=trace)
+    return y, jax.tree.map(lambda x: x[0], stack), seen
+
+
+def checked_backend(
     op: str,
     params: GDNParams,
     state: GDNState,
@@ -95,10 +125,13 @@ def _check(
     backend: str | None,
     *,
     many: bool = False,
-) -> None:
+) -> str:
+    """The backend to use, once everything is found to fit."""
     check_params(op, params, cfg)
     check_state(op, state, cfg)
     B, D = ("B", state.S.shape[0]), ("D", cfg.d_model)
     name, dims = ("xs", [B, ("T", None), D]) if many else ("x", [B, D])
     check_array(op, name, x, dims, [jnp.float32])
-    select_backend(op, cfg, backend=backend)
+    if many and x.shape[1] == 0:
+        raise ShapeError(f"{op}: xs has shape {x.shape}; needed at least one token, T >= 1")
+    return backend_for(op, params, cfg, backend)

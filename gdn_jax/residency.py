@@ -15,11 +15,10 @@ from gdn_jax.errors import (
     TierConflictError,
 )
 from gdn_jax.params import LARGE, SMALL, GDNParams, param_dims
-from gdn_jax.quant.pool import Q4Pool
-from gdn_jax.quant.q4array import Q4Array
+from gdn_jax.quant.pool import Int4, Q4Pool
 from gdn_jax.types import Array
 
-Weight = Array | Q4Array
+Weight = Array | Int4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ def columns(tile: int) -> Any:
 
 
 def channels(width: int) -> Any:
-    """A [width] array, width 32, 64 or 128: one element a thread, repeated where threads are left."""
+    """A [width] array, width 32, 64 or 128: one element a thread, repeated over spare ones."""
     if width == 32:
         return plgpu.Layout.TILED(
             plgpu.Tiling(((32,), (1,))),
@@ -66,12 +66,13 @@ def silu(x: jax.Array) -> jax.Array:
     return x * lax.logistic(x)
 
 
-def log1p_exp(x: jax.Array) -> jax.Array:
-    """``log(1 + exp(x))``: x above 20; elsewhere, with ``u = exp(x)`` and ``w = 1 + u`` rounded,
-    ``log(w)·u/(w - 1)``, or u where w is 1. There is no log1p for Mosaic GPU.
+def softplus(x: jax.Array) -> jax.Array:
+    """``log(1 + exp(x)) = max(x, 0) + log1p(u)`` with ``u = exp(-|x|)`` and
+    ``log1p(u) = 2·artanh(s)``, ``s = u/(2 + u) <= 1/3``, by its series: there is no log1p here.
     """
-    u = jnp.exp(jnp.minimum(x, 20.0))
-    w = 1.0 + u
-    exact = w == 1.0
-    middle = jnp.log(w) * (u / jnp.where(exact, 1.0, w - 1.0))
-    return jnp.where(x > 20.0, x, jnp.where(exact, u, middle))
+    u = jnp.exp(-jnp.abs(x))
+    s = u / (2.0 + u)
+    square, series = s * s, jnp.zeros_like(s)
+    for n in range(15, 0, -2):
+        series = series * square + 1.0 / n
+    return jnp.maximum(x, 0.0) + 2.0 * s * series

@@ -28,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import cluster
-from pallas_kernels.layouts import channels, columns, load, log1p_exp, rsqrt, silu
+from pallas_kernels.layouts import channels, columns, load, rsqrt, silu, softplus
 from pallas_kernels.q4_fragments import barrier
 
 QK_NORM_EPS = 1e-6
@@ -47,7 +47,7 @@ class Projected(NamedTuple):
     newest: jax.Array
 
 
-class Weights(NamedTuple):
+class Small(NamedTuple):
     """The small tensors, float32: [HV], [HV], [V]."""
 
     A_log: jax.Array
@@ -71,7 +71,7 @@ READ_BACK = ("XC", "Z", "B", "A", "BETA", "G", "XCV", "Q", "K", "ON")
 
 def middle(
     projected: Projected,
-    weights: Weights,
+    weights: Small,
     S: Any,
     hist: Any,
     layer: jax.Array,
@@ -196,7 +196,7 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
             hist[at_layer, target, last, at_k] = xk
 
         hist[at_layer, target, last, at_v] = xv
-        beta, g = lax.logistic(b), -jnp.exp(decay_rate) * log1p_exp(a + bias)
+        beta, g = lax.logistic(b), -jnp.exp(decay_rate) * softplus(a + bias)
         keep(first, XC=(at_q, xq), XCV=(at_q, q))
         keep(first, XC=(at_k, xk), XCV=(at_k, k))
         keep(True, XC=(at_v, xv), XCV=(at_v, v), Z=(here, gate))

@@ -6,6 +6,9 @@ MAX_TOKENS = 4096
 HEAD_DIMS = (64, 128)
 """Widths K and V that the kernels are written for."""
 
+CONV_WIDTHS = (2, 3, 4)
+"""Taps of the convolution that the middle kernel is written for."""
+
 TILES = (16, 32, 64, 128)
 """Columns of S that a CTA may own."""
 
@@ -25,3 +28,14 @@ MIDDLE_TILES = (32, 64, 128)
 def middle_tile(rows: int, V: int, clusters: bool) -> int:
     """Columns of S a CTA of the middle kernel owns, for a batch of ``rows``."""
     return min(64 if clusters and rows < 32 else V, V)
+
+
+def float_gemv_tiling(batch: int, size: int) -> tuple[int, int, int]:
+    """For ``batch`` rows of x a CTA and weights of ``size`` bytes: rows of weights a warp owns,
+    most vectors of a row that a lane requests at once, bytes of a vector.
+    """
+    if batch == 1:
+        return (1, 8, 16) if size == 4 else (2, 2, 16)
+    if batch == 2:
+        return (2, 4, 16) if size == 4 else (2, 2, 16)
+    return (4, 1, 16)

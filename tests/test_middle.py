@@ -63,7 +63,7 @@ def jitted(
     )
     onn, intermediates = middle.middle(
         middle.Projected(**drawn["parts"], pre=job[0], newest=job[1]),
-        middle.Weights(**drawn["small"]),
+        middle.Small(**drawn["small"]),
         S,
         hist,
         layer,
@@ -100,9 +100,7 @@ def expected(drawn: Any, cfg: GDNConfig, row: int, slot: int) -> dict[str, np.nd
 
 
 def tiles(cfg: GDNConfig) -> list[int]:
-    return [
-        t for t in (32, 64, 128) if t <= cfg.head_v_dim and (COMPILED or t == cfg.head_v_dim)
-    ]
+    return [t for t in (32, 64, 128) if t <= cfg.head_v_dim and (COMPILED or t == cfg.head_v_dim)]
 
 
 @pytest.mark.parametrize(("name", "tile"), [(n, t) for n, c in CASES.items() for t in tiles(c[0])])

@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from gdn_jax.errors import ShapeError
-from gdn_jax.quant.q4array import Q4Array, check_q4
+from gdn_jax.quant.kernel_layout import Q4Kernel, check_int4
+from gdn_jax.quant.q4array import Q4Array
+
+Int4 = Q4Array | Q4Kernel
 
 
 class Q4Pool:
@@ -15,10 +18,11 @@ class Q4Pool:
     free unless the caller holds them too.
 
     Raises:
-        ShapeError: a key that is not text, or a value that is not a Q4Array [N, K].
+        ShapeError: a key that is not text, or a value that is neither a Q4Array nor its form for the
+            GPU kernels, [N, K].
     """
 
-    def __init__(self, arrays: Mapping[str, Q4Array] | None = None) -> None:
+    def __init__(self, arrays: Mapping[str, Int4] | None = None) -> None:
         self._arrays = self._checked("Q4Pool", arrays or {})
         self._generation = 0
 
@@ -32,7 +36,7 @@ class Q4Pool:
         """Bytes of all matrices."""
         return sum(w.nbytes for w in self._arrays.values())
 
-    def rebuild(self, arrays: Mapping[str, Q4Array]) -> None:
+    def rebuild(self, arrays: Mapping[str, Int4]) -> None:
         """Replace the whole content; checked first, so that a bad one leaves the pool as it was."""
         self._arrays = self._checked("Q4Pool.rebuild", arrays)
         self._generation += 1
@@ -43,23 +47,23 @@ class Q4Pool:
         self._generation += 1
 
     @staticmethod
-    def _checked(where: str, arrays: Mapping[str, Q4Array]) -> dict[str, Q4Array]:
+    def _checked(where: str, arrays: Mapping[str, Int4]) -> dict[str, Int4]:
         if not isinstance(arrays, Mapping):
             found = type(arrays).__name__
             raise ShapeError(f"{where}: arrays is a {found}; needed a mapping of keys to Q4Array")
         for key, w in arrays.items():
             if not isinstance(key, str):
                 raise ShapeError(f"{where}: key {key!r} is a {type(key).__name__}; needed text")
-            check_q4(where, key, w, [("N", None), ("K", None)])
+            check_int4(where, key, w, [("N", None), ("K", None)])
         return dict(arrays)
 
-    def __getitem__(self, key: str) -> Q4Array:
+    def __getitem__(self, key: str) -> Int4:
         return self._arrays[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
 
-    def items(self) -> Iterable[tuple[str, Q4Array]]:
+    def items(self) -> Iterable[tuple[str, Int4]]:
         """Keys and matrices."""
         return self._arrays.items()
 

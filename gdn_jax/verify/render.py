@@ -22,8 +22,7 @@ def console() -> Console:
 
 def render(report: Report, out: Console) -> None:
     """Print the whole report: environment, tables, checks, verdict."""
-    out.print(_pairs("Environment", _flat(report.environment)))
-    out.print(_pairs("Settings", report.settings))
+    render_head(report, out)
     tables = report.tables
     if "state" in tables:
         out.print(_state(tables["state"]))
@@ -41,6 +40,17 @@ def render(report: Report, out: Console) -> None:
     if "q4_drift" in tables:
         out.print(_drift(tables["q4_drift"]))
     _checks(report.checks, out)
+    render_verdict(report, out)
+
+
+def render_head(report: Report, out: Console) -> None:
+    """Print environment and settings."""
+    out.print(_pairs("Environment", _flat(report.environment)))
+    out.print(_pairs("Settings", report.settings))
+
+
+def render_verdict(report: Report, out: Console) -> None:
+    """Print the last line."""
     count = sum(check.ok for check in report.checks)
     word, style = ("PASS", "bold green") if report.ok else ("FAIL", "bold red")
     out.print(Text(f"{word}: {count} of {len(report.checks)} checks hold", style))

@@ -1,0 +1,174 @@
+"""Whole layers: a chain of them, and the stack of a model in one jit."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdn_jax import oracle
+from gdn_jax.backend import select_backend
+from gdn_jax.bench import products
+from gdn_jax.bench.slope import blocking
+from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu
+from gdn_jax.config import GDNConfig
+from gdn_jax.layer import decode_step
+from gdn_jax.params import LARGE, GDNParams, init_params, param_dims
+from gdn_jax.quant.kernel_layout import to_kernel
+from gdn_jax.quant.q4array import Q4Array
+from gdn_jax.state import GDNState
+from gdn_jax.verify.metrics import distance
+
+TIERS = ("f32", "bf16", "q4")
+STACK = 48
+_DISTINCT = 7
+"""Sequences that a batch repeats: coprime to any tile of rows, and cheap in float64."""
+_SMALL = ("in_proj_b", "in_proj_a", "conv_weight")
+_BITS = {"f32": 32, "bf16": 16, "q4": 4.5}
+
+_init = jax.jit(init_params, static_argnames="cfg")
+_step = jax.jit(decode_step, static_argnames=("cfg", "backend"))
+
+
+def one_layer(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+    """:func:`gdn_jax.decode_step`, each layer of a chain on the last one's output."""
+    for tier in TIERS:
+        links = min(links_for(_weight_bytes(cfg, tier)), 8)
+        for batch in batches:
+            for backend in backends:
+                yield _subject(f"layer_{tier}", tier, cfg, batch, backend, links)
+
+
+def stack(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+    """48 layers in one jit, a token a call: queued calls, and calls waited for one by one."""
+    layers = STACK if on_gpu() else 2
+    for batch in batches:
+        for backend in backends:
+            for tier in ("q4", "bf16"):
+                queued = _subject(f"stack_{tier}", tier, cfg, batch, backend, layers)
+                queued = dataclasses.replace(
+                    queued,
+                    shape=f"{layers}x{queued.shape}",
+                    bytes=layers * queued.bytes,
+                    flops=layers * queued.flops,
+                    links=1,
+                    layers=layers,
+                )
+                yield queued
+                name = f"{queued.kernel}_sync"
+                yield dataclasses.replace(queued, kernel=name, measure=blocking)
+
+
+def sizes(cfg: GDNConfig, tier: str, batch: int) -> tuple[str, int, int]:
+    """Shape, bytes and flops of one layer and token: weights once, state in and out."""
+    state = cfg.num_v_heads * cfg.head_k_dim * cfg.head_v_dim
+    history = (cfg.conv_width - 1) * cfg.conv_dim
+    moved = 8 * batch * (state + history + cfg.d_model)
+    flops = batch * (2 * _weights(cfg, LARGE + _SMALL) + 7 * state)
+    return f"d{cfg.d_model}", _weight_bytes(cfg, tier) + moved, flops
+
+
+def _weights(cfg: GDNConfig, names: Sequence[str]) -> int:
+    return sum(int(np.prod([size for _, size in param_dims(cfg)[name]])) for name in names)
+
+
+def _weight_bytes(cfg: GDNConfig, tier: str) -> int:
+    return int(_weights(cfg, LARGE) * _BITS[tier] / 8) + 4 * _weights(cfg, _SMALL)
+
+
+def draw_params(cfg: GDNConfig, tier: str, key: jax.Array) -> GDNParams:
+    """Weights of a layer, made on the device; those of int4 are drawn as int4."""
+    params = _init(key, cfg=cfg)
+    if tier == "f32":
+        return params
+    if tier == "bf16":
+        large = {name: getattr(params, name).astype(jnp.bfloat16) for name in LARGE}
+    else:
+        keys = zip(LARGE, jax.random.split(key, len(LARGE)), strict=True)
+        large = {name: products.draw_q4(*getattr(params, name).shape, k) for name, k in keys}
+    return dataclasses.replace(params, **large)
+
+
+def kernel_form(params: GDNParams) -> GDNParams:
+    """The same weights, int4 laid out for the GPU kernel."""
+    large = {name: getattr(params, name) for name in LARGE}
+    packed = {n: jax.jit(to_kernel)(w) for n, w in large.items() if isinstance(w, Q4Array)}
+    return dataclasses.replace(params, **packed)
+
+
+def draw_state(cfg: GDNConfig, batch: int) -> tuple[GDNState, np.ndarray]:
+    """A state and an input x [B, D] of seven sequences in turn."""
+    generator = np.random.default_rng(0)
+    heads = (cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim)
+    frames = (cfg.conv_width - 1, cfg.conv_dim)
+    rows = np.arange(batch) % _DISTINCT
+    S, hist, x = (
+        generator.normal(size=(_DISTINCT, *dims)).astype(np.float32)[rows]
+        for dims in (heads, frames, (cfg.d_model,))
+    )
+    return GDNState(jnp.asarray(S), jnp.asarray(hist)), x
+
+
+@functools.lru_cache
+def exact_steps(cfg: GDNConfig, tier: str) -> list[dict[str, np.ndarray]]:
+    """Every operator of each of the seven sequences' token in float64, with the first weights."""
+    params = draw_params(cfg, tier, jax.random.key(0))
+    host = {name: _exact(getattr(params, name)) for name in param_dims(cfg)}
+    state, x = draw_state(cfg, _DISTINCT)
+    S, hist, x = (oracle.wide(np.asarray(a)) for a in (state.S, state.conv_hist, x))
+    return [oracle.step(host, cfg, S[b], hist[b], x[b]) for b in range(_DISTINCT)]
+
+
+def layer_error(cfg: GDNConfig, tier: str, y: jax.Array, after: GDNState) -> float:
+    """The worst max_rel of output, state and history of every row to float64."""
+    exact = exact_steps(cfg, tier)
+    found = {"OUT": y, "S": after.S, "HIST": after.conv_hist}
+    return max(
+        distance(row, exact[b % _DISTINCT][name]).max_rel
+        for name, values in found.items()
+        for b, row in enumerate(np.asarray(values))
+    )
+
+
+def _exact(w: Any) -> np.ndarray:
+    return products.integers(w) if isinstance(w, Q4Array) else products.wide(w)
+
+
+@functools.lru_cache(maxsize=1)
+def _queue(cfg: GDNConfig, tier: str, backend: str, batch: int, layers: int):
+    """The weights of all layers, and the jitted chain; kept for the next subject of the same."""
+    drawn = (draw_params(cfg, tier, jax.random.key(layer)) for layer in range(layers))
+    params = [kernel_form(p) if backend == "pallas" else p for p in drawn]
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def chain(carry, params):
+        states, x = carry
+        after = []
+        for weights, state in zip(params, states, strict=True):
+            x, state = _step(weights, state, x, cfg=cfg, backend=backend)
+            after.append(state)
+        return after, x
+
+    return params, lambda carry: chain(carry, params)
+
+
+def _subject(
+    kernel: str, tier: str, cfg: GDNConfig, batch: int, backend: str, layers: int
+) -> Subject:
+    shape, moved, flops = sizes(cfg, tier, batch)
+
+    def make() -> Prepared:
+        select_backend("decode_step", cfg, backend=backend)
+        params, queued = _queue(cfg, tier, backend, batch, layers)
+        state, x = draw_state(cfg, batch)
+        token = jnp.asarray(x)
+        y, _ = _step(params[0], state, token, cfg=cfg, backend=backend)
+        states = [jax.tree.map(lambda s: s + 0.0, state) for _ in range(layers)]
+        carry = queued((states, token + 0.0))
+        first: GDNState = jax.tree.map(np.asarray, carry[0][0])
+        return Prepared(lambda: layer_error(cfg, tier, y, first), queued, carry)
+
+    return Subject(kernel, backend, shape, batch, moved, flops, layers, make)

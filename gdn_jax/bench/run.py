@@ -1,0 +1,98 @@
+"""Every chosen subject: made, checked, and timed only where the check holds."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from gdn_jax.bench import ceilings, delta, layer, middle, peer, products, roundtrip
+from gdn_jax.bench.rows import TimedCheck, copy_check, ratios, row
+from gdn_jax.bench.slope import REPETITIONS, blocking
+from gdn_jax.bench.subject import Prepared, Subject
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import BackendUnavailableError
+from gdn_jax.verify.progress import Stage
+from gdn_jax.verify.report import Report
+
+Maker = Callable[[GDNConfig, Sequence[int], Sequence[str]], Iterator[Subject]]
+
+SUITES: dict[str, Maker] = {
+    "int4": products.int4,
+    "float": products.floats,
+    "delta": delta.subjects,
+    "middle": middle.subjects,
+    "peer": peer.subjects,
+    "layer": layer.one_layer,
+    "stack": layer.stack,
+    "roundtrip": roundtrip.subjects,
+}
+BACKENDS = ("xla", "pallas")
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def subjects(
+    cfg: GDNConfig, suites: Sequence[str], batches: Sequence[int], backends: Sequence[str]
+) -> list[Subject]:
+    """The rows to come, in the order of SUITES."""
+    chosen = [make for name, make in SUITES.items() if name in suites]
+    return [subject for make in chosen for subject in make(cfg, batches, backends)]
+
+
+def run(
+    chosen: Sequence[Subject],
+    report: Report,
+    *,
+    stage: Stage,
+    time_limit: float | None = None,
+    repetitions: int = REPETITIONS,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Add the copy's check, each subject's check and row, and what was not run, to the report.
+
+    A subject is not begun when less time is left than the one before it took.
+
+    Raises:
+        BackendUnavailableError: nothing that was asked for can run here.
+    """
+    started, last = clock(), 0.0
+    refused: list[str] = []
+    rows = report.tables.setdefault("bench", [])
+    not_run = report.tables.setdefault("not_run", [])
+    with stage("copy"):
+        report.checks.append(found := copy_check(*ceilings.copy(repetitions)))
+    for subject in chosen:
+        begun = clock()
+        if time_limit is not None and begun - started + last > time_limit:
+            not_run.append({"id": subject.id, "reason": f"no time left of {time_limit:g} s"})
+            continue
+        try:
+            with stage(subject.id):
+                done = check_and_time(subject, found.gbps, repetitions)
+        except BackendUnavailableError as error:
+            refused.append(str(error))
+            not_run.append({"id": subject.id, "reason": refused[-1]})
+            continue
+        last = clock() - begun
+        report.checks.append(done)
+        rows.append(row(subject, done))
+    report.tables["ratios"] = ratios(rows)
+    if refused and len(refused) == len(chosen):
+        raise BackendUnavailableError(f"bench: {refused[0]}")
+
+
+def check_and_time(subject: Subject, copy_gbps: float | None, repetitions: int) -> TimedCheck:
+    """The subject's check, with its time where it holds."""
+    try:
+        made: Prepared = subject.make()
+        value = float(made.check())
+    except BackendUnavailableError:
+        raise
+    except Exception as error:  # one row that fails must not cost the others their results
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        return TimedCheck.of(subject, float("inf"), f"{type(error).__name__}: {said}")
+    if not value <= subject.limit:
+        return TimedCheck.of(subject, value, f"{made.detail}; not timed")
+    if made.measured is not None:
+        timing = made.measured(repetitions)
+    else:
+        count = 4 * repetitions if subject.measure is blocking else repetitions
+        timing = subject.measure(made.run, made.carry, per=subject.links, repetitions=count)
+    return TimedCheck.of(subject, value, made.detail, timing, copy_gbps)

@@ -1,0 +1,84 @@
+"""What is timed: how to make it, how to check it, and what it has to move."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from gdn_jax.bench.slope import Timing, slope
+
+LIMIT = 5e-6
+"""max_rel to float64 of sums of float32 products in any order, as in verify's int4 tier."""
+CHAIN_BYTES = 1.1e9
+"""A GPU's chain touches this much, so that no second-level cache holds it from call to call."""
+
+Measure = Callable[..., Timing]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A subject on the device.
+
+    Attributes:
+        check: the error, to be at most the subject's limit; runs the very function that is timed.
+        run: queues one chain and gives the next carry; returns few arrays, since each output costs
+            the host more than a small kernel the GPU.
+        carry: what the first ``run`` gets; may be donated.
+        detail: a few words on what was compared.
+    """
+
+    check: Callable[[], float]
+    run: Callable[[Any], Any]
+    carry: Any
+    detail: str = "to float64"
+    measured: Callable[[int], Timing] | None = None
+    """Replaces ``run`` where the time is taken elsewhere: repetitions -> the time of one link."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """One row of the table, still to be made; bytes and flops are those of one link.
+
+    Attributes:
+        kernel: what is timed; subjects of one kernel and shape are compared.
+        backend: "xla", "pallas" or a peer's name.
+        shape: the sizes but for the batch.
+        batch: B.
+        bytes: least bytes to be read and written, each once.
+        flops: multiplications and additions.
+        links: pieces of work in one chain, each on other weights or states.
+        make: puts weights and inputs on the device.
+        limit: of the check's error.
+        unit: of the error.
+        measure: :func:`slope` or :func:`blocking`.
+        layers: in one link, where a link is a stack.
+    """
+
+    kernel: str
+    backend: str
+    shape: str
+    batch: int
+    bytes: int
+    flops: int
+    links: int
+    make: Callable[[], Prepared]
+    limit: float = LIMIT
+    unit: str = "max_rel"
+    measure: Measure = slope
+    layers: int | None = None
+
+    @property
+    def id(self) -> str:
+        """``bench.<kernel>.<shape>`` with the backend in the kernel and the batch in the shape."""
+        return f"bench.{self.kernel}_{self.backend}.{self.shape}_b{self.batch}"
+
+
+def on_gpu() -> bool:
+    """Whether the default device is a GPU."""
+    return jax.default_backend() == "gpu"
+
+
+def links_for(nbytes: int, most: int = 64) -> int:
+    """How many different weights of ``nbytes`` a chain takes: two where no GPU is measured."""
+    return min(most, max(4, -int(-CHAIN_BYTES // nbytes))) if on_gpu() else 2

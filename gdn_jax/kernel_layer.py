@@ -1,0 +1,113 @@
+"""One layer on the GPU kernels: its weights as they read them, and its read-back."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+import pallas_kernels.support
+from gdn_jax.backend import select_backend
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import BackendUnavailableError
+from gdn_jax.params import LARGE, GDNParams
+from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
+from gdn_jax.quant.q4array import Q4Array
+from gdn_jax.state import GDNState
+from gdn_jax.trace import Trace, trace_shapes
+from gdn_jax.types import Array, Token
+from pallas_kernels import float_gemv, layer, middle, q4_layout
+
+
+def unavailable_reason(params: GDNParams) -> str | None:
+    """Why the kernels cannot read these weights; None when they can."""
+    for name in LARGE:
+        weight = getattr(params, name)
+        int4 = isinstance(weight, Q4Array | Q4Kernel)
+        reason = (q4_layout.shape_reason if int4 else float_gemv.unavailable_reason)(*weight.shape)
+        if reason:
+            return f"{name}: {reason}"
+    return float_gemv.unavailable_reason(*params.in_proj_b.shape)
+
+
+def backend_for(op: str, params: GDNParams, cfg: GDNConfig, backend: str | None) -> str:
+    """The backend of ``op`` for these weights: the named one, or the best that can run it.
+
+    Raises:
+        UnknownNameError: no such backend.
+        BackendUnavailableError: the named backend cannot run here, with the reason.
+    """
+    if select_backend(op, cfg, backend=backend) == "xla":
+        return "xla"
+    reason = unavailable_reason(params)
+    if backend is not None and reason:
+        raise BackendUnavailableError(f"{op} on backend {backend!r}: {reason}; backend='xla' does")
+    laid_out = not any(isinstance(getattr(params, name), Q4Array) for name in LARGE)
+    return "pallas" if reason is None and (laid_out or backend) else "xla"
+
+
+def params_to_kernel(params: GDNParams) -> GDNParams:
+    """The weights with every Q4Array laid out for the GPU kernels, once; others as they are.
+
+    Raises:
+        ShapeError: an int4 matrix whose sizes are not multiples of 64.
+    """
+    laid_out = {
+        name: to_kernel(weight)
+        for name in LARGE
+        if isinstance(weight := getattr(params, name), Q4Array)
+    }
+    return dataclasses.replace(params, **laid_out)
+
+
+class KernelLayer:
+    """A layer's weights bound to the kernels; made outside of a loop over tokens.
+
+    ``step`` takes and gives the states of a stack, [L, N, ..], and touches one layer of it.
+    """
+
+    def __init__(self, params: GDNParams, cfg: GDNConfig) -> None:
+        self.cfg = cfg
+        params = params_to_kernel(params)
+        large = {name: getattr(params, name) for name in LARGE}
+        qkv, z, out = (w.blocks if isinstance(w, Q4Kernel) else w for w in large.values())
+        self.weights = layer.Weights(
+            qkv,
+            z,
+            params.in_proj_b,
+            params.in_proj_a,
+            params.conv_weight,
+            middle.Small(params.A_log, params.dt_bias, params.norm_weight),
+            out,
+        )
+        self.sizes = middle.Sizes(
+            cfg.num_k_heads, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim, cfg.norm_eps
+        )
+
+    def step(
+        self, states: GDNState, index: int | Array, x: Token, *, trace: bool = False
+    ) -> tuple[Token, GDNState, Trace | None]:
+        """One token of layer ``index``: row b of x [B, D] on slot b; the trace where asked for."""
+        slots = jnp.arange(x.shape[0], dtype=jnp.int32)
+        y, S, hist, seen = layer.step(
+            self.weights,
+            x,
+            states.S,
+            states.conv_hist,
+            jnp.full((1,), index, jnp.int32),
+            slots,
+            slots,
+            sizes=self.sizes,
+            trace=trace,
+            clusters=pallas_kernels.support.has_clusters(),
+        )
+        states = GDNState(S, hist)
+        return y, states, self._trace(seen, y, states, index) if trace else None
+
+    def _trace(self, seen: Any, y: Token, states: GDNState, index: int | Array) -> Trace:
+        entries = {**seen, "OUT": y, "S": states.S[index], "HIST": states.conv_hist[index]}
+        return Trace(
+            {
+                name: entries[name].reshape(len(y), *shape)
+                for name, shape in trace_shapes(self.cfg).items()
+            }
+        )

@@ -1,0 +1,99 @@
+"""One token of one layer in three launches: input projections, middle, output projection."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from pallas_kernels import float_gemv, history, q4_gemv, tuning
+from pallas_kernels.jobs import Job, launch
+from pallas_kernels.middle import Projected, Sizes, Small, middle
+
+
+class Weights(NamedTuple):
+    """A layer's weights: float [N, K], or int32 blocks of :mod:`pallas_kernels.q4_layout`.
+
+    qkv [C, D], z [HV·V, D], out [D, HV·V] are float or int4; b, a [HV, D], conv [C, W] float32.
+    """
+
+    qkv: jax.Array
+    z: jax.Array
+    b: jax.Array
+    a: jax.Array
+    conv: jax.Array
+    small: Small
+    out: jax.Array
+
+
+def is_int4(w: jax.Array) -> bool:
+    """Whether a weight is int4 blocks rather than a float matrix."""
+    return w.ndim == 4
+
+
+def project(x: jax.Array, w: jax.Array) -> Job:
+    """The job of ``w·x`` for float or int4 weights: partial sums float32 [splits, B, N]."""
+    return q4_gemv.job(x, w) if is_int4(w) else float_gemv.job(x, w)
+
+
+@functools.partial(jax.jit, static_argnames=("sizes", "trace", "clusters", "interpret"))
+def step(
+    weights: Weights,
+    x: jax.Array,
+    S: jax.Array,
+    hist: jax.Array,
+    layer: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    *,
+    sizes: Sizes,
+    residual: jax.Array | None = None,
+    trace: bool = False,
+    clusters: bool = True,
+    interpret: Any = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, Mapping[str, jax.Array]]:
+    """The seven steps for every row of x; S and hist are updated in place where XLA may.
+
+    A row whose slot is negative reads and writes no state; its output is zero (or the residual).
+
+    Args:
+        weights: of the layer.
+        x: float32 [B, D].
+        S, hist: float32 [L, N, HV, K, V] and [L, N, W-1, C], the states of a stack.
+        layer: int32 [1], the part of the stack.
+        read, write: int32 [B], the slots read and written; a slot is written by one row.
+        sizes: heads and widths.
+        residual: float32 [B, D], added to the output.
+        trace: also return what the middle kernel reads back and ONN.
+        clusters: whether the device has thread-block clusters, from compute capability 9.0 on.
+        interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU; float weights only.
+
+    Returns:
+        y [B, D], S, hist, and the intermediates by name.
+    """
+    states = jax.new_ref(S), jax.new_ref(hist)
+    # The few long rows of b and a first, in slices, so that they are not what all wait for.
+    slices = next(n for n in (4, 2, 1) if x.shape[1] % (float_gemv.UNIT * n) == 0)
+    jobs = [float_gemv.job(x, w, splits=slices) for w in (weights.b, weights.a)]
+    jobs += [project(x, w) for w in (weights.qkv, weights.z)]
+    jobs.append(history.job(states[1], weights.conv, layer, read, write))
+    (b,), (a,), (qkv,), (z,), ends = launch(
+        jobs, name="gdn_input_projections", interpret=interpret
+    )
+    onn, seen = middle(
+        Projected(qkv, z, b, a, *ends),
+        weights.small,
+        *states,
+        layer,
+        read,
+        write,
+        sizes,
+        tile=tuning.middle_tile(len(x), sizes.V, clusters),
+        trace=trace,
+        interpret=interpret,
+    )
+    if is_int4(weights.out):
+        y = q4_gemv.gemv(onn, weights.out, residual=residual, cluster=clusters)
+    else:
+        y = float_gemv.gemv(onn, weights.out, residual=residual, interpret=interpret)
+    return y, *(state[...] for state in states), ({**seen, "ONN": onn} if trace else {})
