@@ -16,6 +16,7 @@ from gdn_jax.state import GDNState
 from gdn_jax.trace import Trace, trace_shapes
 from gdn_jax.types import Array, Token
 from pallas_kernels import float_gemv, layer, middle, q4_layout
+from pallas_kernels.place import Place
 
 
 def unavailable_reason(params: GDNParams) -> str | None:
@@ -87,15 +88,12 @@ class KernelLayer:
         self, states: GDNState, index: int | Array, x: Token, *, trace: bool = False
     ) -> tuple[Token, GDNState, Trace | None]:
         """One token of layer ``index``: row b of x [B, D] on slot b; the trace where asked for."""
-        slots = jnp.arange(x.shape[0], dtype=jnp.int32)
         y, S, hist, seen = layer.step(
             self.weights,
             x,
             states.S,
             states.conv_hist,
-            jnp.full((1,), index, jnp.int32),
-            slots,
-            slots,
+            Place(jnp.full((1,), index, jnp.int32)),
             sizes=self.sizes,
             trace=trace,
             clusters=pallas_kernels.support.has_clusters(),

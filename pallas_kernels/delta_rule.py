@@ -3,21 +3,15 @@
 Grid: one CTA of 128 threads for ``tile`` columns of one value head's S [K, V], so
 B · HV · V/tile of them, all independent: a column of S never meets another.
 
-Memory: a CTA loads its [K, tile] columns straight into registers, 16 bytes a lane: tile/4 lanes
-share a row, 128/tile rows make a warp's load, and the warps take turns over the rows. It keeps
-them there for all T tokens and writes them back in place. Shared memory holds only the partial
-sums of the four warps. q, k, v, g and beta come from the second-level cache.
+Memory: a CTA loads its [K, tile] columns straight into registers, 16 bytes a lane, keeps them
+there for all T tokens and writes them back in place. A warp owns tile/4 columns with all their
+rows, so sums over K need no shared memory. q, k, v, g and beta come from the second-level cache.
 
-Order of a sum over K: a thread's rows in two chains, its warp in a butterfly, the four warps as
-(0 + 1) + (2 + 3). It depends on nothing but K and the tile, so results repeat bit for bit.
+Order of a sum over K: a lane's rows one after another, then its warp in a butterfly. It depends on
+nothing but K and the tile, so results repeat bit for bit.
 
 Offsets: indices are 32 bits wide, products of an index and a stride 64, so S may hold more than
 2**31 elements. The grid has one axis: the others end at 65535.
-
-Prediction for HV 48, K = V = 128 at 3681 GB/s and 1.9 µs a launch: 6.3 MB a sequence, so 3.6 µs
-at B = 1, 15.6 at B = 8, 111 at B = 64. A tile of 32 takes 392 instructions a warp: 21 µs of
-issue slots at B = 64, hidden behind the loads; 80 registers, so six CTAs and 96 KB of loads in
-flight a multiprocessor.
 """
 
 import functools
@@ -30,28 +24,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import tuning
-
-
-def _layout(tile: int) -> Any:
-    """A [K, tile] array over 4 warps of rows, each of 128/tile rows of tile/4 lanes of 4 columns.
-
-    A layout must be written in its canonical form, which has no axis of length one.
-    """
-    rows = 128 // tile
-    if rows == 1:
-        return plgpu.Layout.TILED(
-            plgpu.Tiling(((4, tile), (4,))), warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1
-        )
-    return plgpu.Layout.TILED(
-        plgpu.Tiling(((4 * rows, tile), (rows, 4))),
-        warp_dims=(-4,),
-        lane_dims=(-2, -3),
-        vector_dim=-1,
-    )
+from pallas_kernels.layouts import columns, load
+from pallas_kernels.q4_fragments import barrier
 
 
 def _body(
-    q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, S: Any, o: Any, *, tile: int
+    interpreted: bool,
+    tile: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: Any,
+    S: Any,
+    o: Any,
 ) -> None:
     T, HK, K = q.shape[1:]
     HV, V = v.shape[2:]
@@ -61,27 +48,35 @@ def _body(
     b, h = lax.div(head, HV), lax.rem(head, HV)
     hk = lax.div(h, HV // HK)
     mine = pl.ds(lax.rem(i, tiles) * tile, tile)
-    layout = _layout(tile)
+    layout = columns(tile)
     per_row, per_column = layout.reduce(1), layout.reduce(0)
-
-    def load(ref: Any, layout: Any) -> jax.Array:
-        return plgpu.load(ref, layout=layout, optimized=False)
 
     def spread(x: jax.Array, axis: int) -> jax.Array:
         return plgpu.layout_cast(lax.broadcast_in_dim(x, (K, tile), (axis,)), layout)
 
-    def token(t: Any, S: jax.Array) -> jax.Array:
-        kt, qt = (spread(load(x.at[b, t, hk], per_row), 0) for x in (k, q))
-        vt = load(v.at[b, t, h, mine], per_column)
-        S = jnp.exp(g[b, t, h]) * S
-        delta = (vt - jnp.sum(S * kt, axis=0)) * beta[b, t, h]
-        S = S + kt * spread(delta, 1)
-        o[b, t, h, mine] = jnp.sum(S * qt, axis=0) * scale[0]
+    def fetch(t: Any) -> tuple[jax.Array, ...]:
+        keys = (load(x.at[b, t, hk], per_row) for x in (q, k))
+        return *keys, load(v.at[b, t, h, mine], per_column), g[b, t, h], beta[b, t, h]
+
+    def token(t: Any, S: jax.Array, operands: tuple[jax.Array, ...]) -> jax.Array:
+        q, k, v, g, beta = operands
+        q, k = spread(q, 0), spread(k, 0)
+        S = jnp.exp(g) * S
+        delta = (v - jnp.sum(S * k, axis=0)) * beta
+        S = S + k * spread(delta, 1)
+        o[b, t, h, mine] = jnp.sum(S * q, axis=0) * factor
         return S
 
-    columns = S.at[b, h, :, mine]
-    state = load(columns, layout)
-    columns[...] = token(0, state) if T == 1 else lax.fori_loop(0, T, token, state)
+    place, factor = S.at[b, h, :, mine], scale[0]
+    state = load(place, layout)
+    if T == 1:
+        operands = fetch(0)
+        # Without it the compiler puts some of these loads behind the wait for others.
+        if not interpreted:
+            barrier()
+        place[...] = token(0, state, operands)
+    else:
+        place[...] = lax.fori_loop(0, T, lambda t, S: token(t, S, fetch(t)), state)
 
 
 @functools.partial(jax.jit, static_argnames=("tile", "interpret"))
@@ -108,16 +103,16 @@ def delta_rule_decode(
         g, beta: [B, T, HV] float32.
         scale: [] float32.
         S: [B, HV, K, V] float32.
-        tile: columns of S a CTA owns, 16 to V; :func:`tuning.delta_rule_tile` by default.
+        tile: columns of S a CTA owns, 32 to V; :func:`tuning.delta_rule_tile` by default.
         interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU.
 
     Returns:
         o [B, T, HV, V] and S [B, HV, K, V], float32.
     """
     B, _, HV, V = v.shape
-    tile = tuning.delta_rule_tile(B * HV, V) if tile is None else tile
+    tile = tuning.delta_rule_tile(B, V) if tile is None else tile
     kernel = plgpu.kernel(
-        functools.partial(_body, tile=tile),
+        functools.partial(_body, interpret is not None, tile),
         out_type=jax.ShapeDtypeStruct(v.shape, jnp.float32),
         grid=(B * HV * (V // tile),),
         grid_names=("tile",),

@@ -17,39 +17,40 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.jobs import Job
 from pallas_kernels.layouts import channels, load, taps_of_channels
+from pallas_kernels.place import Place, Row
 
 
-def job(hist: Any, weight: jax.Array, layer: jax.Array, read: jax.Array, write: jax.Array) -> Job:
+def job(hist: Any, weight: jax.Array, place: Place, B: int) -> Job:
     """``pre[b, c] = sum_{j < W-1} weight[c, j] · hist[j, c]``, and ``hist[j] <- hist[j + 1]``.
 
-    Frame W-2 keeps its value. A row whose slot is negative reads and writes no history.
+    Frame W-2 keeps its value. An idle row reads and writes no history.
 
     Args:
         hist: a reference to float32 [L, N, W-1, C], C a multiple of 64.
         weight: float32 [C, W], the taps, oldest first.
-        layer: int32 [1].
-        read, write: int32 [B], the slots whose frames are read, and where they are moved to.
+        place: where the frames of the rows are read, and where they are moved to.
+        B: rows.
 
     Returns:
         A job whose outputs are ``pre``, float32 [B, C], and ``newest``, float32 [C]: the taps
         ``weight[:, W-1]`` side by side, as the middle kernel can load them.
     """
-    B, (C, W) = read.shape[0], weight.shape
+    C, W = weight.shape
     width = 128 if C % 128 == 0 else 64
     return Job(
         ctas=B * (C // width),
-        operands=(hist, weight, layer, read, write),
+        operands=(hist, weight, *place.operands),
         outs=tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((B, C), (C,))),
         body=functools.partial(_body, W, width, C // width),
     )
 
 
 def _body(W: int, width: int, pieces: int, index: Any, *refs: Any) -> None:
-    hist, weight, layer, read, write, pre, newest = refs
+    hist, weight, *place, pre, newest = refs
     b = lax.div(index, pieces)
     mine = pl.ds(lax.rem(index, pieces) * width, width)
     layout = channels(width)
-    source, target = read[b], write[b]
+    row = Row.of(tuple(place), b)
     every = load(weight.at[mine], taps_of_channels(width))
     tap = plgpu.broadcasted_iota(jnp.int32, (width, W), 1, layout=taps_of_channels(width))
     taps = [
@@ -61,10 +62,10 @@ def _body(W: int, width: int, pieces: int, index: Any, *refs: Any) -> None:
     def _():
         newest[mine] = taps[-1]
 
-    @pl.when(source >= 0)
+    @row.when_active
     def _():
-        frames = [load(hist.at[layer[0], source, j, mine], layout) for j in range(W - 1)]
+        frames = [load(hist.at[row.layer, row.source, j, mine], layout) for j in range(W - 1)]
         terms = [frame * tap for frame, tap in zip(frames, taps, strict=False)]
         pre[b, mine] = functools.reduce(jnp.add, terms)
         for j, frame in enumerate(frames[1:]):
-            hist[layer[0], target, j, mine] = frame
+            hist[row.layer, row.target, j, mine] = frame

@@ -9,6 +9,7 @@ import jax
 from pallas_kernels import float_gemv, history, q4_gemv, tuning
 from pallas_kernels.jobs import Job, launch
 from pallas_kernels.middle import Projected, Sizes, Small, middle
+from pallas_kernels.place import Place
 
 
 class Weights(NamedTuple):
@@ -42,9 +43,7 @@ def step(
     x: jax.Array,
     S: jax.Array,
     hist: jax.Array,
-    layer: jax.Array,
-    read: jax.Array,
-    write: jax.Array,
+    place: Place,
     *,
     sizes: Sizes,
     residual: jax.Array | None = None,
@@ -54,14 +53,13 @@ def step(
 ) -> tuple[jax.Array, jax.Array, jax.Array, Mapping[str, jax.Array]]:
     """The seven steps for every row of x; S and hist are updated in place where XLA may.
 
-    A row whose slot is negative reads and writes no state; its output is zero (or the residual).
+    An idle row reads and writes no state; its output is zero, or the residual.
 
     Args:
         weights: of the layer.
         x: float32 [B, D].
         S, hist: float32 [L, N, HV, K, V] and [L, N, W-1, C], the states of a stack.
-        layer: int32 [1], the part of the stack.
-        read, write: int32 [B], the slots read and written; a slot is written by one row.
+        place: the part of the stack, and the slots of the rows.
         sizes: heads and widths.
         residual: float32 [B, D], added to the output.
         trace: also return what the middle kernel reads back and ONN.
@@ -76,17 +74,13 @@ def step(
     slices = next(n for n in (4, 2, 1) if x.shape[1] % (float_gemv.UNIT * n) == 0)
     jobs = [float_gemv.job(x, w, splits=slices) for w in (weights.b, weights.a)]
     jobs += [project(x, w) for w in (weights.qkv, weights.z)]
-    jobs.append(history.job(states[1], weights.conv, layer, read, write))
-    (b,), (a,), (qkv,), (z,), ends = launch(
-        jobs, name="gdn_input_projections", interpret=interpret
-    )
+    jobs.append(history.job(states[1], weights.conv, place, len(x)))
+    (b,), (a,), (qkv,), (z,), ends = launch(jobs, name="gdn_input_projections", interpret=interpret)
     onn, seen = middle(
         Projected(qkv, z, b, a, *ends),
         weights.small,
         *states,
-        layer,
-        read,
-        write,
+        place,
         sizes,
         tile=tuning.middle_tile(len(x), sizes.V, clusters),
         trace=trace,

@@ -29,6 +29,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import cluster
 from pallas_kernels.layouts import channels, columns, load, rsqrt, silu, softplus
+from pallas_kernels.place import Place, Row
 from pallas_kernels.q4_fragments import barrier
 
 QK_NORM_EPS = 1e-6
@@ -74,9 +75,7 @@ def middle(
     weights: Small,
     S: Any,
     hist: Any,
-    layer: jax.Array,
-    read: jax.Array,
-    write: jax.Array,
+    place: Place,
     sizes: Sizes,
     *,
     tile: int,
@@ -85,15 +84,14 @@ def middle(
 ) -> tuple[jax.Array, Mapping[str, jax.Array]]:
     """Steps 2 to 6 of one token for every row, without the history's share of step 2.
 
-    A row whose slot is negative reads and writes no state; its output is zero.
+    An idle row reads and writes no state; its output is zero, and nothing of it is read back.
 
     Args:
         projected: of :mod:`pallas_kernels.history` and the projections.
         weights: the small tensors.
-        S: a reference to float32 [L, N, HV, K, V]; slot ``write`` receives what ``read`` becomes.
-        hist: a reference to float32 [L, N, W-1, C]; frame W-2 of slot ``write`` is written.
-        layer: int32 [1].
-        read, write: int32 [B].
+        S: a reference to float32 [L, N, HV, K, V]; the slot written becomes what the slot read was.
+        hist: a reference to float32 [L, N, W-1, C]; frame W-2 of the slot written is written.
+        place: layer and slots of the rows.
         sizes: heads and widths; K and V are 64 or 128.
         tile: columns of S a CTA owns, a divisor of V from 16 up; below V it needs clusters.
         trace: also return the intermediates, without changing a bit of the rest.
@@ -102,7 +100,7 @@ def middle(
     Returns:
         onn [B, HV·V] float32, and the intermediates by name, empty without ``trace``.
     """
-    B, tiles = read.shape[0], sizes.V // tile
+    B, tiles = projected.z.shape[1], sizes.V // tile
     shapes = {"onn": (B, sizes.HV * sizes.V)}
     if trace:
         C, heads, keys = projected.pre.shape[1], (B, sizes.HV), (B, sizes.HK * sizes.K)
@@ -124,16 +122,16 @@ def middle(
         interpret=interpret,
         kernel_name="gdn_middle",
     )
-    outs = kernel(*projected, *weights, layer, read, write, S, hist)
+    outs = kernel(*projected, *weights, S, hist, *place.operands)
     named = dict(zip(shapes, outs, strict=True))
     return named.pop("onn"), named
 
 
 def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *refs: Any) -> None:
     HK, HV, K, V, eps = sizes
-    qkv, z, b_rows, a_rows, pre, newest, A_log, dt_bias, norm = refs[:9]
-    layer, read, write, S, hist = refs[9:14]
-    outs, (keys_there, values_there, mailbox) = dict(zip(names, refs[14:], strict=False)), refs[-3:]
+    qkv, z, b_rows, a_rows, pre, newest, A_log, dt_bias, norm, S, hist = refs[:11]
+    *rest, keys_there, values_there, mailbox = refs[11:]
+    place, outs = rest[: -len(names)], dict(zip(names, rest[-len(names) :], strict=True))
     tiles, last = V // tile, hist.shape[2] - 1
     i = lax.axis_index("head")
     j = lax.axis_index("tile") if tiles > 1 else 0
@@ -173,11 +171,11 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
                 for name, (at, value) in values.items():
                     outs[name][row, at] = value
 
-    at_layer, source, target = layer[0], read[row], write[row]
+    at = Row.of(tuple(place), row)
 
-    @pl.when(source >= 0)
+    @at.when_active
     def _():
-        state = load(S.at[at_layer, source, h, :, mine], layout)
+        state = load(S.at[at.layer, at.source, h, :, mine], layout)
         ends_v, gates = ends(at_v), parts(z, here)
         weight = load(norm.at[mine], channels(tile))
         b, a, decay_rate, bias = scalar(b_rows), scalar(a_rows), A_log[h], dt_bias[h]
@@ -192,10 +190,10 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
 
         @pl.when(first)
         def _():
-            hist[at_layer, target, last, at_q] = xq
-            hist[at_layer, target, last, at_k] = xk
+            hist[at.layer, at.target, last, at_q] = xq
+            hist[at.layer, at.target, last, at_k] = xk
 
-        hist[at_layer, target, last, at_v] = xv
+        hist[at.layer, at.target, last, at_v] = xv
         beta, g = lax.logistic(b), -jnp.exp(decay_rate) * softplus(a + bias)
         keep(first, XC=(at_q, xq), XCV=(at_q, q))
         keep(first, XC=(at_k, xk), XCV=(at_k, k))
@@ -215,7 +213,7 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
         delta = (v - jnp.sum(state * k, axis=0)) * beta
         state = state + k * spread(delta, 1)
         o = jnp.sum(state * q, axis=0)
-        S[at_layer, target, h, :, mine] = state
+        S[at.layer, at.target, h, :, mine] = state
         keep(True, ON=(here, o))
         square = jnp.sum(o * o)
         if tiles > 1:
@@ -223,7 +221,7 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
             square = cluster.total(square, mailbox, tiles)
         outs["onn"][row, here] = gate * (o * rsqrt(square / V + eps))
 
-    @pl.when(source < 0)
+    @at.when_idle
     def _():
         outs["onn"][row, here] = plgpu.layout_cast(jnp.zeros((tile,), jnp.float32), per_column)
         if tiles > 1:

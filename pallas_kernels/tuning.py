@@ -9,25 +9,18 @@ HEAD_DIMS = (64, 128)
 CONV_WIDTHS = (2, 3, 4)
 """Taps of the convolution that the middle kernel is written for."""
 
-TILES = (16, 32, 64, 128)
+TILES = (32, 64, 128)
 """Columns of S that a CTA may own."""
 
-ENOUGH_CTAS = 4 * 132
-"""Above this a multiprocessor of an H200 has several CTAs at any time, and wide rows are better."""
 
-
-def delta_rule_tile(heads: int, V: int) -> int:
-    """Columns of S a CTA of the delta rule owns, for ``heads`` = B · HV states of V columns."""
-    return next((t for t in (64, 32) if heads * (V // t) >= ENOUGH_CTAS), 16)
-
-
-MIDDLE_TILES = (32, 64, 128)
-"""Columns of S that a CTA of the middle kernel may own."""
+def delta_rule_tile(rows: int, V: int) -> int:
+    """Columns of S a CTA of the delta rule owns, for a batch of ``rows``."""
+    return min(32 if rows < 4 else 64, V)
 
 
 def middle_tile(rows: int, V: int, clusters: bool) -> int:
     """Columns of S a CTA of the middle kernel owns, for a batch of ``rows``."""
-    return min(64 if clusters and rows < 32 else V, V)
+    return min(64 if clusters and rows < 8 else V, V)
 
 
 def float_gemv_tiling(batch: int, size: int) -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ from gdn_jax import GDNConfig, oracle
 from gdn_jax.backend import unavailable_reason
 from pallas_kernels import history, middle, tuning
 from pallas_kernels.jobs import launch
+from pallas_kernels.place import Place
 from tests.tools import OP, assert_close, assert_same_bits
 
 COMPILED = unavailable_reason(OP, None, "pallas") is None
@@ -56,19 +57,16 @@ def jitted(
     state: Any, drawn: Any, read: Any, write: Any, *, cfg: GDNConfig, tile: int, trace: bool
 ) -> Any:
     S, hist = map(jax.new_ref, state)
-    read, write = (jnp.asarray(x, jnp.int32) for x in (read, write))
-    layer, conv = jnp.full((1,), LAYER, jnp.int32), jnp.asarray(drawn["conv"])
-    (job,) = launch(
-        [history.job(hist, conv, layer, read, write)], name="history", interpret=INTERPRET
-    )
+    slots = (jnp.asarray(x, jnp.int32) for x in (read, write) if x is not None)
+    place, conv = Place(jnp.full((1,), LAYER, jnp.int32), *slots), jnp.asarray(drawn["conv"])
+    B = drawn["parts"]["z"].shape[1]
+    (job,) = launch([history.job(hist, conv, place, B)], name="history", interpret=INTERPRET)
     onn, intermediates = middle.middle(
         middle.Projected(**drawn["parts"], pre=job[0], newest=job[1]),
         middle.Small(**drawn["small"]),
         S,
         hist,
-        layer,
-        read,
-        write,
+        place,
         sizes_of(cfg),
         tile=tile,
         trace=trace,
@@ -145,6 +143,15 @@ def test_reading_back_changes_no_bit_and_runs_repeat(tile: int) -> None:
     assert_same_bits(run(drawn, [1, 4], [1, 4], cfg=cfg, tile=tile), (onn, none, S, hist))
 
 
+def test_without_slots_a_row_is_its_own() -> None:
+    cfg, splits = CASES["square"]
+    drawn = draw(cfg, splits, 2)
+    named = run(drawn, [0, 1], [0, 1], cfg=cfg, tile=128)
+    for found, wanted in zip(run(drawn, None, None, cfg=cfg, tile=128), named, strict=True):
+        if not isinstance(found, dict):
+            assert_close(found, wanted, 0.0 if COMPILED else 1e-6)
+
+
 def test_nan_of_a_row_stays_there() -> None:
     cfg, splits = CASES["two_taps"]
     drawn = draw(cfg, splits, 2)
@@ -165,7 +172,7 @@ def shapes(cfg: GDNConfig, splits: int, B: int) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("tile", tuning.MIDDLE_TILES)
+@pytest.mark.parametrize("tile", tuning.TILES)
 @pytest.mark.parametrize("trace", [False, True])
 def test_every_tile_lowers_for_cuda_in_place(
     monkeypatch: pytest.MonkeyPatch, name: str, tile: int, trace: bool

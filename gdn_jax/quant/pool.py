@@ -18,8 +18,8 @@ class Q4Pool:
     free unless the caller holds them too.
 
     Raises:
-        ShapeError: a key that is not text, or a value that is neither a Q4Array nor its form for the
-            GPU kernels, [N, K].
+        ShapeError: a key that is not text, or a value that is neither a Q4Array [N, K] nor its
+            form for the GPU kernels.
     """
 
     def __init__(self, arrays: Mapping[str, Int4] | None = None) -> None:
