@@ -1,40 +1,148 @@
-"""Writes README's table of measured results from ``docs/results/verify-*.json``.
+"""Writes README's tables of measured results from ``docs/results``.
 
-``python docs/measured.py`` renews README.md; a test asserts that it is up to date.
+``verify-*.json`` give the table of checks, ``bench-*.json`` the times, ``ladder.json`` the versions
+of the kernels. ``python docs/measured.py`` renews README.md; a test asserts that it is up to date.
 """
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-START, END = "<!-- measured -->\n", "<!-- /measured -->"
+CARD_GBPS = {"NVIDIA H200": 4800, "NVIDIA GeForce RTX 5090": 1792}
+"""By datasheet."""
+REFERENCE = (
+    ("best int4 matrix-vector product of the reference system", None, 964.0),
+    ("its int4 layer, 73 MB a token", 156.0, 73e6 / 156e-6 / 1e9),
+)
+"""What it is, µs and GB/s, on an RTX 5090."""
+BATCHES = (1, 8, 64)
+"""Rows that README shows; the files have all."""
+LADDER_FIELDS = (
+    "kernel",
+    "version",
+    "date",
+    "device",
+    "prediction",
+    "result",
+    "verdict",
+    "reason",
+)
+
+Row = dict[str, Any]
 
 
 def table() -> str:
     """One row a check, one column a result file, then what made each."""
-    files = sorted((ROOT / "docs" / "results").glob("verify-*.json"))
-    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    assert all(result["ok"] for result in results), "a result whose checks fail is not shown"
+    files, results = _results("verify")
     named = [{check["id"]: check for check in result["checks"]} for result in results]
     rows = [["check", *(_device(result) for result in results), "unit"]]
-    rows.append(["---"] * len(rows[0]))
     for id_ in dict.fromkeys(id_ for checks in named for id_ in checks):
         found = [_number(checks.get(id_, {}).get("value")) for checks in named]
         rows.append([f"`{id_}`", *found, next(c[id_]["unit"] for c in named if id_ in c)])
     trips = [f"{result['round_trip'][0]['median_us']:.0f}" for result in results]
     rows.append(["host round trip of one token, median", *trips, "µs"])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([*lines, "", *(_made(f, r) for f, r in zip(files, results, strict=True))])
+    return "\n".join([*_table(rows), "", *map(_made, files, results)])
+
+
+def bench_table() -> str:
+    """Times by device: each kernel's Pallas row, or XLA's where it has none, then the reference."""
+    files, results = _results("bench")
+    lines = []
+    for device in dict.fromkeys(map(_device, results)):
+        mine = [result for result in results if _device(result) == device]
+        lines += _times(device, mine)
+    reference = [["on an RTX 5090", "µs", "GB/s", "of the card's 1792 GB/s"]]
+    for what, us, gbps in REFERENCE:
+        share = gbps / CARD_GBPS["NVIDIA GeForce RTX 5090"]
+        reference.append([what, _number(us and f"{us:.0f}"), f"{gbps:.0f}", f"{share:.0%}"])
+    return "\n".join([*lines, *_table(reference), "", *map(_made, files, results)])
+
+
+def ladder_table() -> str:
+    """One row a version of a kernel, in the order of the file."""
+    rows = [list(LADDER_FIELDS)]
+    rows += [[entry[field] for field in LADDER_FIELDS] for entry in ladder()]
+    return "\n".join(_table(rows))
+
+
+def ladder() -> list[dict[str, str]]:
+    """``ladder.json``."""
+    return json.loads((ROOT / "docs" / "results" / "ladder.json").read_text(encoding="utf-8"))
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "measured": table,
+    "bench": bench_table,
+    "ladder": ladder_table,
+}
+"""What stands between ``<!-- name -->`` and ``<!-- /name -->`` in README."""
 
 
 def renewed(readme: str) -> str:
-    """README with the table between its markers replaced."""
-    head, rest = readme.split(START)
-    return head + START + table() + "\n" + END + rest.split(END)[1]
+    """README with the tables between their markers replaced."""
+    for name, make in SECTIONS.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        head, rest = readme.split(start)
+        readme = head + start + make() + "\n" + end + rest.split(end)[1]
+    return readme
 
 
-def _device(result: dict[str, Any]) -> str:
+def _results(kind: str) -> tuple[list[Path], list[Row]]:
+    files = sorted((ROOT / "docs" / "results").glob(f"{kind}-*.json"))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    assert all(result["ok"] for result in results), "a result whose checks fail is not shown"
+    return files, results
+
+
+def _times(device: str, results: list[Row]) -> list[str]:
+    """The newest row of each id, with the ratios of its own run."""
+    rows: dict[str, Row] = {}
+    for result in sorted(results, key=lambda result: result["environment"]["date"]):
+        for row in result["bench"]:
+            ratios = {r["backend"]: r["ratio"] for r in result["ratios"] if r["id"] == row["id"]}
+            rows[row["id"]] = row | {"ratios": ratios}
+    by_backend: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows.values():
+        what = (row["kernel"], row["shape"], row["batch"])
+        by_backend.setdefault(what, {})[row["backend"]] = row
+    head = ["kernel", "shape", "B", "backend", "µs", "± half range", "GB/s", "of the copy"]
+    head += ["of the card", "times faster than XLA", "than fla", "error"]
+    lines = [head]
+    for what, found in by_backend.items():
+        row = found.get("pallas") or found.get("xla")
+        if row is None or row["us"] is None or row["batch"] not in BATCHES:
+            continue
+        card = CARD_GBPS.get(device)
+        layer = f" ({row['us_a_layer']:.2f} a layer)" if row["us_a_layer"] else ""
+        cells = [*map(str, what), row["backend"], f"{row['us']:.2f}{layer}"]
+        cells += [f"{(row['us_high'] - row['us_low']) / 2:.2f}", f"{row['gbps']:.0f}"]
+        cells += [f"{row['share']:.0%}", f"{row['gbps'] / card:.0%}" if card else "–"]
+        compared = (row["ratios"].get(other) for other in ("xla", "fla"))
+        cells += [f"{ratio:.2f}" if ratio else "–" for ratio in compared]
+        lines.append([*cells, f"{row['error']:.1e}"])
+    copies = [check["value"] for result in results for check in result["checks"][:1]]
+    said = f"{device}; the copy `x + 1` of the same run: {_span(copies)} GB/s"
+    return [
+        said + (f"; the card {CARD_GBPS[device]}." if device in CARD_GBPS else "."),
+        "",
+        *_table(lines),
+        "",
+    ]
+
+
+def _span(values: list[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _table(rows: Iterable[list[str]]) -> list[str]:
+    head, *body = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
+
+
+def _device(result: Row) -> str:
     return result["environment"]["device"].split(" (")[0]
 
 
@@ -44,12 +152,16 @@ def _number(value: Any) -> str:
     return f"{value:.2e}" if isinstance(value, float) else str(value)
 
 
-def _made(file: Path, result: dict[str, Any]) -> str:
+def _made(file: Path, result: Row) -> str:
     made, settings = result["environment"], result["settings"]
     commit, date = (made["commit"] or "?")[:12], made["date"][:10]
+    if "tokens" in settings:
+        what = f"{settings['tokens']} tokens"
+    else:
+        what = f"B = {settings['batches']}, medians of {settings['repetitions']}"
     return (
-        f"[`{file.name}`](docs/results/{file.name}): {settings['layer']}, {settings['tokens']} "
-        f"tokens, JAX {made['versions']['jax']}, commit {commit}, {date}.  "
+        f"[`{file.name}`](docs/results/{file.name}): {settings['layer']}, {what}, "
+        f"JAX {made['versions']['jax']}, commit {commit}, {date}.  "
     )
 
 

@@ -7,35 +7,19 @@ from typing import Any
 
 import click
 
+from gdn_jax.bench.command import bench
 from gdn_jax.config import PRESETS
 from gdn_jax.environment import environment
 from gdn_jax.errors import GDNError
+from gdn_jax.options import finish, html_option, json_option, preset_option, writable
 from gdn_jax.verify import html, render
 from gdn_jax.verify.progress import stages
 from gdn_jax.verify.report import Report
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TIERS = ("f32", "q4", "all")
-SUITES = ("int4", "float", "delta", "middle", "peer", "layer", "stack", "roundtrip")
 
 
-def _writable(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuse a result file that cannot be written before any work is done."""
-    if value is not None:
-        parent = Path(value).absolute().parent
-        if not parent.is_dir():
-            raise click.BadParameter(f"no directory {parent}", param=parameter)
-        if Path(value).is_dir():
-            raise click.BadParameter(f"{value} is a directory; needed a file", param=parameter)
-    return value
-
-
-json_option = click.option(
-    "--json", "json_file", metavar="FILE", callback=_writable, help="Write the whole result here."
-)
-preset_option = click.option(
-    "--preset", type=click.Choice(list(PRESETS)), help="Shape of the layer.", show_default=True
-)
 python_option = click.option(
     "--oracle-python",
     metavar="PYTHON",
@@ -77,9 +61,7 @@ def cli() -> None:
 @click.option("--seed", type=click.IntRange(min=0), help="Of drawn weights and inputs.")
 @python_option
 @json_option
-@click.option(
-    "--html", "html_file", metavar="FILE", callback=_writable, help="Write a report page."
-)
+@html_option
 def verify(
     preset: str | None,
     checkpoint: str | None,
@@ -144,101 +126,10 @@ def verify(
         for module in chosen_tiers:
             module.run(chosen, report, layers=layers, backend=backend, stage=stage)
     render.render(report, render.console())
-    return _finish(report, json_file, html_file, f"gdn-jax verify: {chosen.name}")
+    return finish(report, json_file, html_file, f"gdn-jax verify: {chosen.name}")
 
 
-def _batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """``1,8,64`` as numbers."""
-    if not re.fullmatch(r"0*[1-9]\d{0,5}(,0*[1-9]\d{0,5})*", value, re.ASCII):
-        raise click.BadParameter(f"{value!r} is not like 1,8,64", context, parameter)
-    return tuple(dict.fromkeys(map(int, value.split(","))))
-
-
-@cli.command()
-@preset_option
-@click.option(
-    "--backend",
-    type=click.Choice(["xla", "pallas", "all"]),
-    default="all",
-    show_default=True,
-    help="What to time; `all` lists what cannot run here.",
-)
-@click.option(
-    "--suite",
-    "suites",
-    multiple=True,
-    type=click.Choice(SUITES),
-    help="May be repeated; everything by default.",
-)
-@click.option(
-    "--batch",
-    "batches",
-    metavar="1,8,64",
-    default="1,2,4,8,16,32,64",
-    show_default=True,
-    callback=_batches,
-    help="Sequences stepped together.",
-)
-@click.option(
-    "--repetitions",
-    type=click.IntRange(min=1),
-    default=7,
-    show_default=True,
-    help="Measurements behind each median.",
-)
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="Begin no row that would end later; those left are listed.",
-)
-@json_option
-@click.option(
-    "--html", "html_file", metavar="FILE", callback=_writable, help="Write a report page."
-)
-def bench(
-    preset: str | None,
-    backend: str,
-    suites: tuple[str, ...],
-    batches: tuple[int, ...],
-    repetitions: int,
-    time_limit: float | None,
-    json_file: str | None,
-    html_file: str | None,
-) -> int:
-    """Time kernels and layers, each behind a check against float64 made in the same run."""
-    from gdn_jax.bench import render as tables
-    from gdn_jax.bench.run import BACKENDS, run, subjects
-
-    if html_file:
-        html.require_report_extra()
-    preset = preset or "qwen3.5-27b"
-    settings: dict[str, Any] = {
-        "layer": preset,
-        "config": str(PRESETS[preset]),
-        "backend": backend,
-        "suites": ", ".join(suites) or "all",
-        "batches": ", ".join(map(str, batches)),
-        "repetitions": repetitions,
-        "time_limit": time_limit,
-    }
-    report = Report(environment(), settings)
-    backends = BACKENDS if backend == "all" else (backend,)
-    chosen = subjects(PRESETS[preset], suites or SUITES, batches, backends)
-    if not chosen:
-        raise click.UsageError(f"--suite {', '.join(suites)}: no row of backend {backend}")
-    with stages(1 + len(chosen)) as stage:
-        run(chosen, report, stage=stage, time_limit=time_limit, repetitions=repetitions)
-    tables.render(report, render.console())
-    return _finish(report, json_file, html_file, f"gdn-jax bench: {preset}")
-
-
-def _finish(report: Report, json_file: str | None, html_file: str | None, title: str) -> int:
-    if json_file:
-        report.write_json(json_file)
-    if html_file:
-        html.write_html(html_file, report.as_dict(), title)
-    return 0 if report.ok else 1
+cli.add_command(bench)
 
 
 @cli.command()
@@ -268,7 +159,7 @@ def oracle_group() -> None:
     type=click.Choice(["qwen3_5", "qwen3_next"]),
     help="Which transformers layer; by default the one the preset belongs to.",
 )
-@click.option("--out", metavar="FILE", required=True, callback=_writable)
+@click.option("--out", metavar="FILE", required=True, callback=writable)
 @python_option
 def export(
     preset: str,
@@ -320,7 +211,7 @@ def _layers(
     help="Linear attention layers.",
 )
 @click.option("--rule", type=click.Choice(["q4_0", "mse"]), default="q4_0", show_default=True)
-@click.option("--out", metavar="FILE.gguf", required=True, callback=_writable)
+@click.option("--out", metavar="FILE.gguf", required=True, callback=writable)
 @json_option
 def quantize(
     checkpoint: str,

@@ -25,7 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import tuning
 from pallas_kernels.layouts import columns, load
-from pallas_kernels.q4_fragments import barrier
+from pallas_kernels.mlir import barrier
 
 
 def _body(

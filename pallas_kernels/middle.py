@@ -29,8 +29,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import cluster
 from pallas_kernels.layouts import channels, columns, load, rsqrt, silu, softplus
+from pallas_kernels.mlir import barrier
 from pallas_kernels.place import Place, Row
-from pallas_kernels.q4_fragments import barrier
 
 QK_NORM_EPS = 1e-6
 

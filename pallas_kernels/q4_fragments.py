@@ -1,245 +1,293 @@
-"""The parts of the int4 kernel that Pallas has no words for, in MLIR: see q4_gemv for the scheme.
+"""What a CTA of the int4 kernel does, in MLIR: see q4_gemv for the scheme.
 
-The interpreter cannot run them; the tests repeat their index equations in NumPy.
+The interpreter cannot run it; the tests repeat its index equations in NumPy.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-from jax.experimental.mosaic.gpu import fragmented_array, utils
+from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith, llvm, math, scf
+
+from pallas_kernels import mlir as m
+from pallas_kernels.q4_layout import BLOCK, TILE
 
 THREADS, WARPS = 128, 4
 BIAS, LOWEST = 127, -90
 """The exponent bias of float32, and the lowest exponent that a slice is scaled by."""
 
+SAME = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
+"""Of a number that every thread has."""
 
-def _layout(*tiling: tuple[int, ...], warps: Any, lanes: tuple[Any, ...]) -> Any:
-    return plgpu.Layout.TILED(
-        plgpu.Tiling(tiling), warp_dims=(warps,), lane_dims=lanes, vector_dim=-1
-    )
-
-
-_ALL = plgpu.Replicated
-ACC = plgpu.Layout.MMA_ACC(jnp.int8)
-WORDS = _layout((4, 128), (4,), warps=-3, lanes=(-2,))
-DIGITS = _layout((128,), (4,), warps=_ALL(WARPS), lanes=(-2,))
-SCALES = {
-    1: _layout((4, 16), (1,), warps=-3, lanes=(-2, _ALL(2))),
-    2: _layout((4, 16), (2,), warps=-3, lanes=(-2, _ALL(4))),
-}
-"""By rows of x in a product: the scale of the lane's own group, or those of both groups."""
+_INF, _NAN = 0x7F800000, 0x7FC00000
+_WORDS = BLOCK[0] * BLOCK[1]
 
 
-def _inline(*types: Any, returns: Any = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """plgpu.inline_mgpu, whose function is called without its context."""
-    return plgpu.inline_mgpu(arg_types=types, return_type=returns)
+class Share(NamedTuple):
+    """What one CTA does: ``rows`` of x times ``tiles`` · 64 rows of weights over ``steps`` · 64
+    columns, weights requested in chunks of ``chunk`` steps, ``ahead`` chunks before their use.
+    """
+
+    rows: int
+    tiles: int
+    steps: int
+    chunk: int
+    ahead: int
+
+    @property
+    def sharing(self) -> int:
+        """Rows of x in the eight columns of a product."""
+        return min(self.rows, 2)
 
 
-def barrier() -> None:
-    """Wait for the CTA's four warps."""
+def digits_shape(share: Share) -> tuple[int, int, int]:
+    """Shared memory for the digits of x, int32."""
+    return -(-share.rows // 2), share.steps, THREADS
 
-    @_inline()
-    def emit(ctx: Any) -> None:
+
+def factors_shape(share: Share) -> tuple[int]:
+    """Shared memory for what a lane's sums are multiplied by, float32."""
+    return (4 * -(-share.rows // 2),)
+
+
+def inbox_shape(share: Share, ranks: int) -> tuple[int, int, int]:
+    """Shared memory for what the CTAs of a cluster send, float32."""
+    return -(-share.rows // ranks), ranks, share.tiles * TILE
+
+
+class Cta:
+    """One CTA's registers and references while its code is emitted."""
+
+    def __init__(self, share: Share, have: Any, x: Any, w: Any, digits: Any, factors: Any) -> None:
+        self.share, self.have = share, have
+        self.x, self.w, self.digits, self.factors = x, w, digits, factors
+        self.thread = m.mask(utils.thread_idx(), THREADS - 1)
+        self.warp, self.lane = arith.shrui(self.thread, m.i32(5)), m.mask(self.thread, 31)
+        self.quad = m.mask(self.thread, 3)
+
+    def run(
+        self,
+        put: Callable[..., None],
+        *,
+        early: Callable[[], list[Any]] = list,
+        ready: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
+        """All tiles, ``put`` for every sum; ``early`` between the first loads and their use."""
+        share = self.share
+        chunks = share.steps // share.chunk
+        queue = [self._load(*map(m.i32, divmod(i, chunks))) for i in range(share.ahead)]
+        terms = early()
+        # Without it the compiler puts these loads behind the wait for x.
         utils.warpgroup_barrier()
+        self._store_digits()
+        utils.warpgroup_barrier()
+        ready()
+        none = [m.zero()] * (2 * len(range(0, share.rows, 2)))
+        if share.tiles * chunks == share.ahead == 1:
+            self._put(self._add_products(none, queue[0], m.i32(0)), m.i32(0), put)
+            return terms
 
-    emit()
+        def following(tile: Any, chunk: Any) -> tuple[Any, Any]:
+            chunk = arith.addi(chunk, m.i32(1))
+            past = arith.cmpi(arith.CmpIPredicate.eq, chunk, m.i32(chunks))
+            next_tile = arith.addi(tile, m.i32(1))
+            return arith.select(past, next_tile, tile), arith.select(past, m.i32(0), chunk)
+
+        size = 2 * share.chunk
+        places = [m.i32(0)] * 2 + list(map(m.i32, divmod(share.ahead, chunks)))
+        start = [*places, *none, *(v for part in queue for v in part)]
+        loop = scf.ForOp(m.i32(0), m.i32(share.tiles * chunks), m.i32(1), start)
+        with ir.InsertionPoint(loop.body):
+            tile, chunk, tile_ahead, chunk_ahead, *values = loop.inner_iter_args
+            sums, queued = values[: len(none)], values[len(none) :]
+            new = m.either(
+                m.less(tile_ahead, m.i32(share.tiles)),
+                lambda: self._load(tile_ahead, chunk_ahead),
+                queued[:size],
+            )
+            sums = self._add_products(sums, queued[:size], chunk)
+
+            def finish() -> list[Any]:
+                self._put(sums, tile, put)
+                return none
+
+            last = arith.cmpi(arith.CmpIPredicate.eq, chunk, m.i32(chunks - 1))
+            sums = m.either(last, finish, sums)
+            places = [*following(tile, chunk), *following(tile_ahead, chunk_ahead)]
+            scf.yield_([*places, *sums, *queued[size:], *new])
+        return terms
+
+    def _load(self, tile: Any, chunk: Any) -> list[Any]:
+        """A lane's weights and scales of a chunk: vectors of int32, four and one or two a step.
+
+        The scales are pairs of float16, rows r and r + 8: of the lane's own group where its two
+        columns of the product belong to one group, else of both groups.
+        """
+        vector = functools.partial(ir.VectorType.get, element_type=m.i32_type())
+        tile = arith.muli(arith.extui(m.i64_type(), tile), m.i64(m.stride(self.w)))
+        chunk = arith.muli(chunk, m.i32(self.share.chunk * _WORDS))
+        first = m.offset(m.at(self.w, tile, m.i32_type()), chunk)
+        out = []
+        for p in range(self.share.chunk):
+            base = m.offset(first, m.i32(p * _WORDS))
+            own = m.offset(base, arith.shli(self.thread, m.i32(2)))
+            out.append(llvm.load(vector([4]), own, alignment=16))
+            size = self.share.sharing
+            pair = m.offset(base, m.mask(arith.shrui(self.thread, m.i32(1)), -size))
+            out.append(
+                llvm.load(vector([size]), m.offset(pair, m.i32(8 * TILE)), alignment=4 * size)
+            )
+        return out
+
+    def _add_products(self, sums: list[Any], loaded: list[Any], chunk: Any) -> list[Any]:
+        """``sums + scales · (weights · digits)``: of each pair of rows of x two float32, the rows r
+        and r + 8 of the weights.
+        """
+        start = arith.muli(chunk, m.i32(self.share.chunk * THREADS))
+        start = arith.addi(start, arith.shli(self.lane, m.i32(2)))
+        own, zero, sums = m.offset(m.pointer(self.digits), start), [m.i32(0)] * 4, list(sums)
+        for n, (w, s) in enumerate(zip(loaded[::2], loaded[1::2], strict=True)):
+            # Without it the compiler takes registers for the digits of all steps.
+            m.hold()
+            w = m.elements(w)
+            low = [m.mask(arith.shli(word, m.i32(4)), 0xF0F0F0F0) for word in w]
+            high = [m.mask(word, 0xF0F0F0F0) for word in w]
+            scales = [m.halves(pair) for pair in m.elements(s)]
+            for q in range(len(sums) // 2):
+                at = (q * self.share.steps + n) * THREADS
+                fragment = llvm.load(m.vector(4), m.offset(own, m.i32(at)), alignment=16)
+                b = m.elements(fragment)
+                if self.share.sharing == 1:
+                    totals = [m.mma(m.mma(zero, low, b[:2]), high, b[2:])]
+                else:
+                    totals = [m.mma(zero, low[i : i + 2] + high[i : i + 2], b[i:]) for i in (0, 2)]
+                for total, pair in zip(totals, scales, strict=True):
+                    for half, scale in enumerate(pair):
+                        lower, upper = total[2 * half : 2 * half + 2]
+                        both = arith.addi(arith.shli(upper, m.i32(8)), lower)
+                        acc = sums[2 * q + half]
+                        sums[2 * q + half] = llvm.intr_fma(arith.sitofp(m.f32(), both), scale, acc)
+        return sums
+
+    def _put(self, sums: list[Any], tile: Any, put: Callable[..., None]) -> None:
+        """The two lanes of a row of x, or all four, add what they have; one writes row r of the
+        weights, the other row r + 8.
+        """
+        odd = arith.cmpi(arith.CmpIPredicate.ne, m.mask(self.quad, 1), m.i32(0))
+        n = arith.addi(arith.shli(self.warp, m.i32(4)), arith.shrui(self.lane, m.i32(2)))
+        n = arith.addi(n, arith.shli(m.mask(self.quad, 1), m.i32(3)))
+        for q in range(len(sums) // 2):
+            factor = llvm.load(
+                m.f32(), m.at(self.factors, arith.addi(self.quad, m.i32(4 * q)), m.f32())
+            )
+            first, second = (arith.mulf(value, factor) for value in sums[2 * q : 2 * q + 2])
+            mine, other = arith.select(odd, second, first), arith.select(odd, first, second)
+            total = arith.addf(mine, utils.shfl_bfly(other, 1))
+            r = arith.addi(arith.shrui(self.quad, m.i32(1)), m.i32(2 * q))
+            if self.share.sharing == 1:
+                total = arith.addf(total, utils.shfl_bfly(total, 2))
+            put(tile, total, r, n, m.less(r, self.have))
+
+    def _store_digits(self) -> None:
+        """A warp takes one row of x at a time, and requests its next one before."""
+        rows = range(0, self.share.rows, WARPS)
+        next_values = self._load_x(rows[0], 0)
+        for r in rows:
+            values = next_values
+            m.hold()
+            if r + WARPS < self.share.rows:
+                next_values = self._load_x(r + WARPS, 0)
+            with utils.when(m.less(arith.addi(self.warp, m.i32(r)), self.have)):
+                self._store_row(r, values)
+
+    def _step(self, piece: int) -> Any:
+        """The step of x that the lane takes, ``lane // 4 + piece``, or the last one."""
+        step = arith.addi(arith.shrui(self.lane, m.i32(2)), m.i32(piece))
+        return arith.minui(step, m.i32(self.share.steps - 1))
+
+    def _load_x(self, first: int, piece: int) -> list[Any]:
+        """Of row ``first + warp`` and the lane's step the columns 4·i + 16·u + b, i of the lane."""
+        row = arith.addi(self.warp, m.i32(first))
+        row = arith.minui(row, arith.subi(self.have, m.i32(1)))
+        at = arith.addi(arith.shli(self._step(piece), m.i32(6)), arith.shli(self.quad, m.i32(2)))
+        base = m.at(self.x, arith.addi(arith.muli(row, m.i32(m.stride(self.x))), at), m.f32())
+        runs = [utils.getelementptr(base, [16 * u], m.f32()) for u in range(4)]
+        loaded = [llvm.load(m.vector(4, m.f32()), run, alignment=16) for run in runs]
+        return [value for run in loaded for value in m.elements(run)]
+
+    def _store_row(self, first: int, values: list[Any]) -> None:
+        """Digits of row ``first + warp`` as the right operand's fragments, [steps, 32 lanes, 4].
+
+        The columns ``64·p + 32·c + 16·h + 4·i + b`` become one word for each digit d, for lane
+        ``4·(4·j + d) + i`` where j is c for one row of x and r % 2 for two. It is word 2·h + c of
+        that lane, and word 2·h + 1 - c is zero, for one row; for two it is word 2·c + h.
+
+        Of more than eight steps all but ``values`` is loaded twice, which saves registers.
+        """
+        share, pieces = self.share, range(0, self.share.steps, 8)
+        peak = _largest(values)
+        for piece in pieces[1:]:
+            m.hold()
+            peak = arith.maximumf(peak, _largest(self._load_x(first, piece)))
+        peak = arith.bitcast(m.i32_type(), peak)
+        peak = m.asm(m.i32_type(), [peak], "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")
+        e = arith.subi(arith.shrui(peak, m.i32(23)), m.i32(BIAS - 1))
+        e = arith.maxsi(e, m.i32(LOWEST))
+        scale = arith.shli(arith.subi(m.i32(BIAS + 30), e), m.i32(23))
+        scale = arith.bitcast(m.f32(), scale)
+        row = arith.addi(self.warp, m.i32(first))
+        self._store_factors(row, peak, e)
+        place = arith.muli(arith.shrui(row, m.i32(1)), m.i32(THREADS * share.steps))
+        place = arith.addi(place, arith.shli(m.mask(row, 1), m.i32(6)))
+        place = arith.addi(place, arith.shli(self.quad, m.i32(2)))
+        for piece in pieces:
+            if piece:
+                m.hold()
+                values = self._load_x(first, piece)
+            at = arith.addi(place, arith.shli(self._step(piece), m.i32(7)))
+            base = m.at(self.digits, at, m.i32_type())
+            runs = [_digits(values[i : i + 4], scale) for i in range(0, 16, 4)]
+            for d, words in enumerate(zip(*runs, strict=True)):
+                if share.sharing == 2:
+                    m.store_four(base, 16 * d, words)
+                else:
+                    none = m.i32(0)
+                    m.store_four(base, 16 * d, (words[0], none, words[1], none))
+                    m.store_four(base, 16 * d + 64, (none, words[2], none, words[3]))
+
+    def _store_factors(self, row: Any, peak: Any, e: Any) -> None:
+        """``2**(16·j + e - 34)`` for the digits 2·j and 2·j + 1, NaN where x is not finite."""
+        lanes = 4 // self.share.sharing
+        bits = arith.addi(arith.shli(m.mask(self.lane, 1), m.i32(4)), m.i32(BIAS - 34))
+        bits = arith.shli(arith.addi(bits, e), m.i32(23))
+        bits = arith.select(m.less(peak, m.i32(_INF)), bits, m.i32(_NAN))
+        with utils.when(m.less(self.lane, m.i32(lanes))):
+            at = arith.addi(arith.muli(row, m.i32(lanes)), self.lane)
+            llvm.store(bits, m.at(self.factors, at, m.i32_type()))
 
 
-def store_peak(x: Any, peaks: Any, r: int) -> None:
-    """Each warp's largest magnitude bits of row r go to ``peaks[4·r + warp]``."""
-
-    @_inline(*[plgpu.RefType()] * 2)
-    def emit(ctx: Any, x: Any, peaks: Any) -> None:
-        i32 = ir.IntegerType.get_signless(32)
-        count, units = _units(x)
-        bits = []
-        for unit in units:
-            four = _load_four(x, arith.minui(unit, _i32(count - 1)))
-            bits += [_mask(arith.bitcast(i32, value), 0x7FFFFFFF) for value in four]
-        peak = functools.reduce(arith.maxui, bits)
-        peak = _asm(i32, [peak], "redux.sync.max.u32 $0, $1, 0xffffffff;", "=r,r")
-        thread = _mask(utils.thread_idx(), THREADS - 1)
-        first = arith.cmpi(arith.CmpIPredicate.eq, _mask(thread, 31), _i32(0))
-        with utils.when(first):
-            slot = arith.addi(arith.shrui(thread, _i32(5)), _i32(WARPS * r))
-            llvm.store(peak, utils.getelementptr(utils.memref_ptr(peaks), [slot], i32))
-
-    emit(x, peaks)
+def _largest(values: list[Any]) -> Any:
+    """The largest magnitude, or NaN."""
+    values = [math.absf(value) for value in values]
+    while len(values) > 1:
+        values = [arith.maximumf(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
 
 
-def store_digits(x: Any, peaks: Any, digits: Any, r: int, sharing: int) -> None:
-    """Row r's digits as the right operand's fragments: [steps, 128], four words for each lane.
-
-    The four columns of unit ``16·p + 8·c + 4·h + i`` become one word for each digit d, for lane
-    ``4·(4·j + d) + i`` where j is c for one row of x and r % 2 for two. Word 2·h + c of that lane
-    is this one and word 2·h + 1 - c zero for one row; for two it is word 2·c + h.
-    """
-
-    @_inline(*[plgpu.RefType()] * 3)
-    def emit(ctx: Any, x: Any, peaks: Any, digits: Any) -> None:
-        i32, f32 = ir.IntegerType.get_signless(32), ir.F32Type.get()
-        at = utils.getelementptr(utils.memref_ptr(peaks), [_i32(WARPS * r)], i32)
-        four = llvm.load(ir.VectorType.get((WARPS,), i32), at, alignment=16)
-        peak = functools.reduce(
-            arith.maxui, (llvm.extractelement(four, _i32(i)) for i in range(WARPS))
-        )
-        e = arith.subi(arith.shrui(peak, _i32(23)), _i32(BIAS - 1))
-        power = arith.subi(_i32(BIAS + 30), arith.maxsi(e, _i32(LOWEST)))
-        scale = arith.bitcast(f32, arith.shli(power, _i32(23)))
-        count, units = _units(x)
-        for number, unit in enumerate(units):
-            inside = arith.cmpi(arith.CmpIPredicate.ult, unit, _i32(count))
-            if count >= THREADS * (number + 1):
-                _digits_of(x, digits, scale, unit, r, sharing)
-            else:
-                with utils.when(inside):
-                    _digits_of(x, digits, scale, unit, r, sharing)
-
-    emit(x, peaks, digits)
-
-
-def add_products(acc: Any, words: Any, digits: Any, scales: Any, sharing: int) -> Any:
-    """``acc + scales · (weights · digits)`` over 64 columns: acc float32 [64, 8] in ACC.
-
-    Args:
-        words: int32 [4, 128] in WORDS: a lane's two fragments of int8 weights.
-        digits: int32 [128] in DIGITS: a lane's two fragments of the activations.
-        scales: int32 [4, 16] in SCALES[sharing]: pairs of float16, rows r and r + 8.
-        sharing: rows of x in the eight columns, 1 or 2.
-    """
-
-    returns = plgpu.ShapeDtypeStruct((64, 8), jnp.float32, layout=ACC)
-
-    @_inline(ACC, WORDS, DIGITS, SCALES[sharing], returns=returns)
-    def emit(ctx: Any, acc: Any, words: Any, digits: Any, scales: Any) -> Any:
-        w, b, s = (_lane_values(x) for x in (words, digits, scales))
-        low = [_mask(arith.shli(word, _i32(4)), 0xF0F0F0F0) for word in w]
-        high = [_mask(word, 0xF0F0F0F0) for word in w]
-        zero = [_i32(0)] * 4
-        if sharing == 1:
-            sums = [_mma(_mma(zero, low, b[:2]), high, b[2:])]
-        else:
-            sums = [_mma(zero, low[n : n + 2] + high[n : n + 2], b[n : n + 2]) for n in (0, 2)]
-        registers = acc.registers.copy()
-        for total, pair in zip(sums, s, strict=True):
-            for half, scale in enumerate(_halves(pair)):
-                place = registers.reshape(-1)
-                place[half] = _scaled_add(place[half], total[2 * half : 2 * half + 2], scale)
-        return fragmented_array.FragmentedArray(
-            _registers=registers, _layout=acc.layout, _is_signed=None
-        )
-
-    return emit(acc, words, digits, scales)
-
-
-def _lane_values(x: Any) -> list[Any]:
-    """The lane's elements of a fragmented array, in order."""
-    return [
-        llvm.extractelement(register, _i32(i))
-        for register in x.registers.flatten()
-        for i in range(ir.VectorType(register.type).shape[0])
-    ]
-
-
-def _mma(acc: list[Any], a: list[Any], b: list[Any]) -> list[Any]:
-    """``acc + a·b`` for a warp: int8 [16, 32] times [32, 8], int32 sums."""
-    i32 = ir.IntegerType.get_signless(32)
-    out = _asm(
-        llvm.StructType.get_literal([i32] * 4),
-        [*a, *b, *acc],
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-        "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
-        ",".join(["=r"] * 4 + ["r"] * 10),
-    )
-    return [llvm.extractvalue(i32, out, [i]) for i in range(4)]
-
-
-def _halves(pair: Any) -> list[Any]:
-    """The two float16 of a word, in float32."""
-    f16, f32 = ir.F16Type.get(), ir.F32Type.get()
-    both = llvm.bitcast(ir.VectorType.get((2,), f16), pair)
-    return [arith.extf(f32, llvm.extractelement(both, _i32(i))) for i in range(2)]
-
-
-def _scaled_add(register: Any, sums: list[Any], scale: Any) -> Any:
-    f32 = ir.F32Type.get()
-    for i, total in enumerate(sums):
-        old = llvm.extractelement(register, _i32(i))
-        new = llvm.intr_fma(arith.sitofp(f32, total), scale, old)
-        register = llvm.insertelement(register, new, _i32(i))
-    return register
-
-
-def _prmt(a: Any, b: Any, order: int) -> Any:
-    """Four of the eight bytes of a and b."""
-    i32 = ir.IntegerType.get_signless(32)
-    return _asm(i32, [a, b, _i32(order)], "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")
-
-
-def _digits_of(x: Any, digits: Any, scale: Any, unit: Any, r: int, sharing: int) -> None:
-    i32 = ir.IntegerType.get_signless(32)
+def _digits(values: Sequence[Any], scale: Any) -> list[Any]:
+    """Four values' digits: word d holds digit d of each."""
     # Adding 128 to the three lower digits makes each byte of the sum a digit, the lower ones + 128.
-    whole = [
+    a, b, c, d = (
         arith.addi(
-            _asm(i32, [arith.mulf(value, scale)], "cvt.rni.s32.f32 $0, $1;", "=r,f"),
-            _i32(0x00808080),
+            m.asm(m.i32_type(), [arith.mulf(value, scale)], "cvt.rni.s32.f32 $0, $1;", "=r,f"),
+            m.i32(0x00808080),
         )
-        for value in _load_four(x, unit)
-    ]
+        for value in values
+    )
     # The 4 x 4 transpose of their bytes.
-    a, b, c, d = whole
-    low, high = ([_prmt(a, b, n), _prmt(c, d, n)] for n in (0x5140, 0x7362))
-    words = [_prmt(x, y, n) for x, y in (low, high) for n in (0x5410, 0x7632)]
-    words = [*(arith.xori(word, _i32(0x80808080)) for word in words[:3]), words[3]]
-    i, h, c = (_mask(arith.shrui(unit, _i32(n)), m) for n, m in ((0, 3), (2, 1), (3, 1)))
-    step = arith.shli(arith.shrui(unit, _i32(4)), _i32(7))
-    base = arith.addi(step, arith.shli(i, _i32(2)))
-    pointer = utils.memref_ptr(digits)
-    if sharing == 1:
-        base = arith.addi(base, arith.addi(arith.shli(c, _i32(6)), arith.shli(h, _i32(1))))
-        upper = arith.cmpi(arith.CmpIPredicate.ne, c, _i32(0))
-        for d, word in enumerate(words):
-            both = llvm.mlir_undef(ir.VectorType.get((2,), i32))
-            for n, value in enumerate(
-                (arith.select(upper, _i32(0), word), arith.select(upper, word, _i32(0)))
-            ):
-                both = llvm.insertelement(both, value, _i32(n))
-            at = utils.getelementptr(pointer, [arith.addi(base, _i32(16 * d))], i32)
-            llvm.store(both, at, alignment=8)
-    else:
-        base = arith.addi(base, arith.addi(arith.shli(c, _i32(1)), h))
-        for d, word in enumerate(words):
-            at = arith.addi(base, _i32(64 * (r % 2) + 16 * d))
-            llvm.store(word, utils.getelementptr(pointer, [at], i32))
-
-
-def _load_four(x: Any, unit: Any) -> list[Any]:
-    """Columns 4·unit..4·unit + 3 of one row's slice."""
-    f32 = ir.F32Type.get()
-    at = utils.getelementptr(utils.memref_ptr(x), [arith.shli(unit, _i32(2))], f32)
-    four = llvm.load(ir.VectorType.get((4,), f32), at, alignment=16)
-    return [llvm.extractelement(four, _i32(i)) for i in range(4)]
-
-
-def _units(x: Any) -> tuple[int, list[Any]]:
-    """How many runs of 4 columns a slice has, and those of this thread; the last may be beyond."""
-    count = ir.MemRefType(x.type).shape[0] // 4
-    thread = _mask(utils.thread_idx(), THREADS - 1)
-    return count, [arith.addi(thread, _i32(i)) for i in range(0, count, THREADS)]
-
-
-def _i32(value: int) -> Any:
-    return utils.c(value - (1 << 32) if value >> 31 else value, ir.IntegerType.get_signless(32))
-
-
-def _mask(x: Any, bits: int) -> Any:
-    return arith.andi(x, _i32(bits))
-
-
-def _asm(type_: Any, operands: Sequence[Any], text: str, constraints: str) -> Any:
-    return llvm.inline_asm(type_, operands, text, constraints, has_side_effects=False)
+    low, high = ([m.prmt(a, b, n), m.prmt(c, d, n)] for n in (0x5140, 0x7362))
+    words = [m.prmt(x, y, n) for x, y in (low, high) for n in (0x5410, 0x7632)]
+    return [*(arith.xori(word, m.i32(0x80808080)) for word in words[:3]), words[3]]

@@ -1,18 +1,19 @@
 """int4 weights times float32 rows on integer tensor cores, for Mosaic GPU.
 
-A CTA of four warps takes 64 rows of weights and one K slice, the columns ``64·steps`` of split s,
-and writes its share of the sum: grid (N/64, splits, blocks of rows of x). Weights go from global
-memory straight to registers, all steps requested at once; the activations' digits, made while
-those loads are on their way, lie in shared memory: 512 bytes a step for each two rows of x.
+A CTA of four warps takes some rows of x, some tiles of 64 rows of weights one after another, and
+one K slice. Weights go from global memory straight to registers, the next chunk requested before
+the present one is multiplied; the activations' digits, made once while the first loads are on
+their way, lie in shared memory: 512 bytes a step of 64 columns for each two rows of x.
 
 Digits. With ``m`` the largest magnitude of a row of x in the slice and ``2**(e-1) <= m < 2**e``,
 
     round(x · 2**(30 - e)) = sum_d digit_d · 256**d,   digit_d in -128..127,  d in 0..3
 
 so x is exact to ``2**(e-31)``; e is at least -90. Nibbles stand in the high half of their byte,
-which is 16 times the integer, so a product of two int8 is exact and int32 sums are too:
+which is 16 times the integer, so a product of two int8 is exact and int32 sums are too, also those
+of two digits, ``2**19 + 2**27`` at most:
 
-    y = sum_g scale_g · sum_d 2**(8·d + e - 34) · (16·integers · digits_d)_g
+    y = sum_g scale_g · sum_j 2**(16·j + e - 34) · (16·integers · (digits_2j + 256·digits_2j+1))_g
 
 The sums over a group's 32 columns are exact; those over groups are float32, in order of columns.
 
@@ -22,8 +23,9 @@ x take four columns each, and k runs over one group, low nibbles then high ones.
 """
 
 import functools
+import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,28 +33,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.q4_fragments import (
-    ACC,
-    BIAS,
-    DIGITS,
-    LOWEST,
-    SCALES,
-    WARPS,
-    WORDS,
-    add_products,
-    barrier,
-    store_digits,
-    store_peak,
-)
+from pallas_kernels import jobs, q4_fragments, q4_sums, tuning
+from pallas_kernels.q4_fragments import Share
 from pallas_kernels.q4_layout import BLOCK, TILE, shape_reason
-
-ROWS_A_BLOCK = 8
-"""Rows of x that a CTA takes; more rows are more CTAs on the same weights."""
-
-_STEPS = 10
-"""Most blocks of weights that a CTA requests at once: 5 registers each."""
-
-_INF, _NAN = 0x7F800000, 0x7FC00000
 
 
 def unavailable_reason(N: int, K: int) -> str | None:
@@ -60,110 +43,166 @@ def unavailable_reason(N: int, K: int) -> str | None:
     return shape_reason(N, K)
 
 
-def default_splits(K: int) -> int:
-    """K slices: the fewest whose columns a CTA can request at once."""
-    tiles = K // TILE
-    return tiles // max(n for n in range(1, _STEPS + 1) if tiles % n == 0)
+class _Grid(NamedTuple):
+    """Sizes of a product, and what each CTA does of it."""
+
+    B: int
+    K: int
+    N: int
+    splits: int
+    blocks: int
+    share: Share
+
+    @property
+    def groups(self) -> int:
+        """CTAs that divide the rows of weights among them."""
+        return self.N // (TILE * self.share.tiles)
+
+    def scratch(self) -> dict[str, Any]:
+        share = self.share
+        return {
+            f"q4_digits_{share.rows}_{share.steps}": plgpu.SMEM(
+                q4_fragments.digits_shape(share), jnp.int32
+            ),
+            f"q4_factors_{share.rows}": plgpu.SMEM(q4_fragments.factors_shape(share), jnp.float32),
+        }
+
+    def views(self, group: Any, split: Any, block: Any, x: Any, w: Any) -> tuple[Any, Any, Any]:
+        """What a CTA reads: how many rows of x there are, those, and its weights."""
+        rows, tiles, steps = self.share[:3]
+        there = jnp.minimum(self.B - block * rows, rows)
+        have = plgpu.layout_cast(
+            jnp.broadcast_to(jnp.int32(there), (q4_fragments.THREADS,)), q4_fragments.SAME
+        )
+        x = x.at[self.rows_of(block), pl.ds(split * (steps * TILE), steps * TILE)]
+        return have, x, w.at[pl.ds(group * tiles, tiles), pl.ds(split * steps, steps)]
+
+    def rows_of(self, block: Any) -> Any:
+        return pl.ds(block * self.share.rows, min(self.share.rows, self.B))
+
+    def columns_of(self, group: Any) -> Any:
+        size = self.share.tiles * TILE
+        return pl.ds(group * size, size)
 
 
-def gemv(x: jax.Array, w: jax.Array, *, splits: int | None = None) -> jax.Array:
-    """``y = w·x``: x float32 [B, K], w the blocks of weights [N, K] -> y float32 [B, N].
+def _grid(x: jax.Array, w: jax.Array, plan: tuning.Q4Plan) -> _Grid:
+    B, K = x.shape
+    row_tiles, all_steps = w.shape[:2]
+    steps = all_steps // plan.splits
+    rows, tiles = min(B + B % 2 if B > 1 else 1, plan.rows), math.gcd(row_tiles, plan.tiles)
+    if all_steps % plan.splits or steps % plan.chunk or (rows > 1 and rows % 2):
+        raise ValueError(f"{B} rows and {all_steps} blocks of columns cannot be divided as {plan}")
+    share = Share(rows, tiles, steps, plan.chunk, min(plan.ahead, steps // plan.chunk * tiles))
+    return _Grid(B, K, row_tiles * TILE, plan.splits, -(-B // rows), share)
 
-    The partial sums of :func:`gemv_parts`, added in order of their columns. Equal arguments give
-    equal bits. A row of x that is not finite gives a row of NaN and touches no other.
-    """
-    return functools.reduce(operator.add, gemv_parts(x, w, splits=splits))
+
+def _check(x: jax.Array, w: jax.Array) -> None:
+    if x.ndim != 2 or w.ndim != 4 or w.shape[2:] != BLOCK or w.shape[1] * TILE != x.shape[1]:
+        raise ValueError(f"x {x.shape} and w {w.shape} do not fit each other")
 
 
-@functools.partial(jax.jit, static_argnames="splits")
-def gemv_parts(
-    x: jax.Array,
-    w: jax.Array,
-    layer: jax.Array | None = None,
-    *,
-    splits: int | None = None,
-    after: jax.Array | None = None,
-) -> jax.Array:
-    """Each K slice's share of ``y = w·x``: float32 [splits, B, N].
+def job(x: jax.Array, w: jax.Array, *, plan: tuning.Q4Plan | None = None) -> jobs.Job:
+    """Each K slice's share of ``y = w·x``, as a job with one output, float32 [splits, B, N].
 
     Args:
-        x: float32 [B, K].
-        w: blocks [N/64, K/64, 9, 64] of :func:`pallas_kernels.q4_layout.pack`, or a stack
-            [L, N/64, K/64, 9, 64] with ``layer``.
-        layer: int32 [1], the matrix of a stack to use. The stack is neither sliced nor copied.
-        splits: K slices, a divisor of K/64; None takes :func:`default_splits`.
-        after: an array that is not read, so that this call runs after the one that makes it.
+        x: float32 [B, K], B at least 1.
+        w: blocks [N/64, K/64, 9, 64] of :func:`pallas_kernels.q4_layout.pack`.
+        plan: how the work is divided; None takes :func:`pallas_kernels.tuning.q4_plan`.
 
     Raises:
         ValueError: sizes that do not fit each other.
     """
-    B, K = x.shape
-    row_tiles, tiles, *block = w.shape[-4:]
-    splits = default_splits(K) if splits is None else splits
-    fits = tiles * TILE == K and tuple(block) == BLOCK and w.ndim == 4 + (layer is not None)
-    if not fits or splits < 1 or tiles % splits:
-        raise ValueError(f"x {x.shape}, w {w.shape} and {splits} splits do not fit each other")
-    if B == 0:
-        return jnp.zeros((splits, 0, row_tiles * TILE), jnp.float32)
-    rows = 1 if B == 1 else min(B + B % 2, ROWS_A_BLOCK)
-    blocks, steps, N = -(-B // rows), tiles // splits, row_tiles * TILE
-    if blocks * rows > B:
-        x = jnp.pad(x, ((0, blocks * rows - B), (0, 0)))
-    operands = [x.reshape(blocks, rows, splits, steps * TILE), w]
-    operands += [] if layer is None else [layer]
+    _check(x, w)
+    grid = _grid(x, w, plan or tuning.q4_plan(x.shape[0], w.shape[1]))
+
+    def body(index: Any, x: Any, w: Any, parts: Any, digits: Any, factors: Any) -> None:
+        index, block = lax.div(index, grid.blocks), lax.rem(index, grid.blocks)
+        group, split = lax.div(index, grid.splits), lax.rem(index, grid.splits)
+        have, x, w = grid.views(group, split, block, x, w)
+        parts = parts.at[split, grid.rows_of(block), grid.columns_of(group)]
+        q4_sums.write_partial_sums(grid.share, have, x, w, parts, digits, factors)
+
+    return jobs.Job(
+        ctas=grid.groups * grid.splits * grid.blocks,
+        operands=(x, w),
+        outs=(jax.ShapeDtypeStruct((grid.splits, grid.B, grid.N), jnp.float32),),
+        body=body,
+        scratch=grid.scratch(),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="plan")
+def gemv_parts(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    plan: tuning.Q4Plan | None = None,
+    after: jax.Array | None = None,
+) -> jax.Array:
+    """The output of :func:`job` in a launch of its own, float32 [splits, B, N].
+
+    ``after`` is an array that is not read, so that this call runs after the one that makes it.
+    """
+    [(parts,)] = jobs.launch([job(x, w, plan=plan)], name="q4_gemv_parts", after=after)
+    return parts
+
+
+@functools.partial(jax.jit, static_argnames=("cluster", "plan"))
+def gemv(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    residual: jax.Array | None = None,
+    cluster: bool,
+    plan: tuning.Q4Plan | None = None,
+    after: jax.Array | None = None,
+) -> jax.Array:
+    """``y = w·x + residual``: x float32 [B, K], w the blocks of weights [N, K] -> y float32 [B, N].
+
+    K slices are added in order of their columns, the residual last. Equal arguments give equal
+    bits. A row of x that is not finite gives a row of NaN and touches no other.
+
+    Args:
+        x, w, after: as for :func:`gemv_parts`; B may be 0.
+        residual: float32 [B, N].
+        cluster: K slices are the CTAs of a cluster, which needs compute capability 9.0, and the sum
+            is made in the kernel. Otherwise, and where K is too long for it, XLA adds them.
+        plan: as for :func:`job`.
+    """
+    _check(x, w)
+    shape = x.shape[0], w.shape[0] * TILE
+    if residual is not None and residual.shape != shape:
+        raise ValueError(f"residual is {residual.shape}, needed {shape}")
+    if shape[0] == 0:
+        return jnp.zeros(shape, jnp.float32)
+    if cluster and plan is None:
+        plan = tuning.q4_cluster_plan(shape[0], w.shape[1])
+    if not cluster or plan is None:
+        parts = functools.reduce(operator.add, gemv_parts(x, w, plan=plan, after=after))
+        return parts if residual is None else parts + residual
+    grid = _grid(x, w, plan)
+    extra = [] if residual is None else [residual]
+    unread = [] if after is None else [after]
 
     def body(x: Any, w: Any, *refs: Any) -> None:
-        _body(rows, steps, x, w if layer is None else w.at[refs[0][0]], *refs[-3:])
+        residuals, (y, *scratch) = refs[: len(extra)], refs[len(extra) + len(unread) :]
+        index, split = lax.axis_index("cta"), lax.axis_index("split")
+        group, block = lax.div(index, grid.blocks), lax.rem(index, grid.blocks)
+        have, x, w = grid.views(group, split, block, x, w)
+        y, *last = (a.at[grid.rows_of(block), grid.columns_of(group)] for a in (y, *residuals))
+        q4_sums.write_sums(
+            grid.share, grid.splits, have, x, w, last[0] if last else None, y, *scratch
+        )
 
-    parts = plgpu.kernel(
+    inbox = q4_fragments.inbox_shape(grid.share, grid.splits)
+    return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((splits, blocks * rows, N), jnp.float32),
-        grid=(row_tiles, splits, blocks),
-        grid_names=("tile", "split", "block"),
-        scratch_types=[
-            plgpu.SMEM((-(-rows // 2), steps, 128), jnp.int32),
-            plgpu.SMEM((rows * WARPS,), jnp.int32),
-        ],
+        out_type=jax.ShapeDtypeStruct((grid.B, grid.N), jnp.float32),
+        grid=(grid.groups * grid.blocks,),
+        grid_names=("cta",),
+        cluster=(grid.splits,),
+        cluster_names=("split",),
+        scratch_types=[*grid.scratch().values(), plgpu.SMEM(inbox, jnp.float32)],
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
-    )(*operands, *(() if after is None else (after,)))
-    return parts[:, :B]
-
-
-def _body(rows: int, steps: int, x: Any, w: Any, parts: Any, digits: Any, peaks: Any) -> None:
-    tile, split, block = (lax.axis_index(name) for name in ("tile", "split", "block"))
-    sharing = min(rows, 2)
-    words, scales = [], []
-    w = w.at[tile, pl.ds(split * steps, steps)]
-    for p in range(steps):
-        at = w.at[p]
-        weights, halves = at.at[pl.ds(0, 8)].reshape(4, 128), at.at[pl.ds(8, 1)].reshape(4, 16)
-        words.append(plgpu.load(weights, layout=WORDS, optimized=False))
-        scales.append(plgpu.load(halves, layout=SCALES[sharing], optimized=False))
-    # Without it the compiler puts these loads behind the wait for x.
-    barrier()
-    for r in range(rows):
-        store_peak(x.at[block, r, split], peaks, r)
-    barrier()
-    for r in range(rows):
-        store_digits(x.at[block, r, split], peaks, digits.at[r // 2], r, sharing)
-    barrier()
-    column = plgpu.broadcasted_iota(jnp.int32, (TILE, 8), 1, layout=ACC)
-    for q in range(-(-rows // 2)):
-        acc = plgpu.layout_cast(jnp.zeros((TILE, 8), jnp.float32), ACC)
-        for p in range(steps):
-            fragment = plgpu.load(digits.at[q, p], layout=DIGITS, optimized=False)
-            acc = add_products(acc, words[p], fragment, scales[p], sharing)
-        for r in range(sharing * q, sharing * (q + 1)):
-            terms = acc * _digit_weights(peaks, r, column)
-            if sharing == 2:
-                terms = jnp.where((column < 4) == (r % 2 == 0), terms, 0.0)
-            parts[split, block * rows + r, pl.ds(tile * TILE, TILE)] = terms.sum(1)
-
-
-def _digit_weights(peaks: Any, r: int, column: jax.Array) -> jax.Array:
-    """``2**(8·d + e - 34)`` of each column's digit, NaN where row r of x is not finite."""
-    peak = functools.reduce(jnp.maximum, (peaks[WARPS * r + i] for i in range(WARPS)))
-    e = jnp.maximum((peak >> 23) - (BIAS - 1), LOWEST)
-    bits = ((column & 3) * 8 + (e + (BIAS - 34))) << 23
-    bits |= jnp.where(peak >= _INF, _NAN, 0)
-    return lax.bitcast_convert_type(bits, jnp.float32)
+        kernel_name="q4_gemv",
+    )(x, w, *extra, *unread)

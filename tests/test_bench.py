@@ -1,4 +1,4 @@
-"""The bench command: what may be timed, what is written, and what the slope is."""
+"""The bench command: what may be timed and what is written."""
 
 import dataclasses
 import importlib.util
@@ -15,7 +15,7 @@ from gdn_jax import cli, oracle
 from gdn_jax.bench import ceilings, delta, layer, products, roundtrip
 from gdn_jax.bench import run as bench
 from gdn_jax.bench.rows import TimedCheck, copy_check, ratios, row
-from gdn_jax.bench.slope import Timing, blocking, slope
+from gdn_jax.bench.slope import Timing
 from gdn_jax.bench.subject import Prepared, Subject
 from gdn_jax.config import PRESETS
 from gdn_jax.errors import BackendUnavailableError
@@ -32,44 +32,6 @@ def run(*arguments: str) -> int:
         cli.main(["bench", "--preset", "tiny", "--repetitions", "1", *arguments])
     assert isinstance(stop.value.code, int)
     return stop.value.code
-
-
-class Machine:
-    """A queue whose wait costs ``fixed`` seconds and ``each`` a call, on a clock of its own."""
-
-    def __init__(self, fixed: float, each: float) -> None:
-        self.fixed, self.each, self.now, self.queued, self.calls = fixed, each, 0.0, 0, 0
-
-    def run(self, carry: int) -> int:
-        self.queued += 1
-        self.calls += 1
-        return carry + 1
-
-    def wait(self, carry: int) -> None:
-        assert carry == self.calls, "the carry was not threaded"
-        self.now += self.fixed + self.each * self.queued
-        self.queued = 0
-
-    def clock(self) -> float:
-        return self.now
-
-
-def test_slope_leaves_the_fixed_cost_out() -> None:
-    machine = Machine(fixed=5e-4, each=3e-5)
-    timing = slope(machine.run, 0, per=3, wait=machine.wait, clock=machine.clock)
-    assert (timing.median, timing.low, timing.high) == pytest.approx((1e-5,) * 3)
-    assert timing.repetitions == 7
-    assert machine.calls == 2 + 7 * 16
-
-
-def test_blocking_keeps_the_fixed_cost() -> None:
-    machine = Machine(fixed=5e-4, each=3e-5)
-    timing = blocking(machine.run, 0, wait=machine.wait, clock=machine.clock)
-    assert timing.median == pytest.approx(5.3e-4)
-
-
-def test_timing_is_median_and_extremes() -> None:
-    assert Timing.of([4.0, 1.0, 2.0], per=2) == Timing(1.0, 0.5, 2.0, 3)
 
 
 def made(error: float, measured: Callable[[int], Timing] | None = None) -> Prepared:

@@ -1,5 +1,6 @@
 """The int4 kernel: its layout, its arithmetic in NumPy as the warps do it, and its lowering."""
 
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import gdn_jax as gdn
 from gdn_jax.quant.kernel_layout import Q4Kernel, from_kernel, to_kernel
 from gdn_jax.steps import project
-from pallas_kernels import q4_gemv, q4_layout
+from pallas_kernels import jobs, q4_gemv, q4_layout, tuning
 from tests.tools import pretend_device
 
 LANE = np.arange(32)
@@ -82,8 +83,10 @@ def emulate_slice(x: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """One or two rows [1 or 2, 64·steps] by 64 rows of weights [steps, 9, 64], warp by warp."""
     digits, exponents = zip(*(balanced_digits(row) for row in x), strict=True)
     fragments, y = digit_fragments(list(digits)), np.zeros((len(x), 64), np.float32)
+    row = QUAD // 2 if len(x) == 2 else 0 * QUAD
+    factor = 2.0 ** (16 * (QUAD % 2) + np.array(exponents)[row] - 34)
     for m in range(4):
-        acc = np.zeros((32, 4), np.float32)
+        acc = np.zeros((32, 2), np.float32)
         for block, fragment in zip(blocks.reshape(-1, 576), fragments, strict=True):
             words = block[128 * m : 128 * (m + 1)].view(np.uint8).reshape(32, 4, 4)
             low, high = (words << 4).view(np.int8), (words & 0xF0).view(np.int8)
@@ -98,15 +101,11 @@ def emulate_slice(x: np.ndarray, blocks: np.ndarray) -> np.ndarray:
                     for c, n in enumerate((slice(0, 2), slice(2, 4)))
                 ]
             for total, s in sums:
-                fused = total * s.repeat(2, axis=1).astype(np.float64) + acc
+                both = total[:, ::2] + 256 * total[:, 1::2]
+                fused = both.astype(np.float32) * s.astype(np.float64) + acc
                 acc = fused.astype(np.float32)
-        for j, row in np.ndindex(4, len(x)):
-            column = 2 * QUAD + j % 2
-            mine = np.full(32, True) if len(x) == 1 else column // 4 == row
-            weight = 2.0 ** (8 * (column % 4) + exponents[row] - 34)
-            np.add.at(
-                y[row], 16 * m + ROW[mine] + 8 * (j // 2), (acc[:, j] * weight)[mine].astype("f4")
-            )
+        terms = (acc * factor[:, None]).astype(np.float32)
+        np.add.at(y, (row[:, None], 16 * m + ROW[:, None] + np.array([0, 8])), terms)
     return y
 
 
@@ -167,50 +166,82 @@ def lowered(f: Any, *args: Any) -> str:
     return jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
 
 
-SHAPES = [(16384, 5120), (10240, 5120), (6144, 5120), (5120, 6144), (64, 64), (128, 448)]
-BATCHES = [(5120, 6144, 2), (5120, 6144, 8), (16384, 5120, 5), (64, 64, 2), (64, 128, 64)]
+def blocks_of(N: int, K: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((N // 64, K // 64, 9, 64), jnp.int32)
 
 
-@pytest.mark.parametrize(("N", "K", "B"), [(*shape, 1) for shape in SHAPES] + BATCHES)
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+SHAPES = [(16384, 5120), (5120, 6144), (64, 64), (192, 448)]
+CASES = [(*shape, 1) for shape in SHAPES] + [(5120, 6144, 3), (16384, 5120, 64), (64, 704, 8)]
+
+
+@pytest.mark.parametrize(("N", "K", "B"), CASES)
 def test_every_shape_lowers_for_cuda(N, K, B):
-    x = jax.ShapeDtypeStruct((B, K), jnp.float32)
-    blocks = jax.ShapeDtypeStruct((N // 64, K // 64, 9, 64), jnp.int32)
-    assert lowered(q4_gemv.gemv, x, blocks).count("mosaic_gpu_v2") == 1
-    assert jax.eval_shape(q4_gemv.gemv, x, blocks).shape == (B, N)
+    args = floats(B, K), blocks_of(N, K), floats(B, N), floats(8)
 
+    def sums(x, w, residual, after, *, cluster=True):
+        return q4_gemv.gemv(x, w, residual=residual, cluster=cluster, after=after)
 
-def test_a_stack_lowers_without_a_slice():
-    x = jax.ShapeDtypeStruct((1, 5120), jnp.float32)
-    stack = jax.ShapeDtypeStruct((48, 256, 80, 9, 64), jnp.int32)
-    layer, after = jax.ShapeDtypeStruct((1,), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.float32)
-
-    def parts(x, stack, layer, after):
-        return q4_gemv.gemv_parts(x, stack, layer, after=after)
-
-    assert jax.eval_shape(parts, x, stack, layer, after).shape == (8, 1, 16384)
-    text = lowered(parts, x, stack, layer, after)
-    assert "stablehlo.dynamic_slice" not in text
+    text = lowered(sums, *args)
+    assert text.count("mosaic_gpu_v2") == 1
+    assert "stablehlo.add" not in text
     call = next(line for line in text.splitlines() if "mosaic_gpu_v2" in line)
-    assert "48x256x80x9x64xi32" in call
     assert "tensor<8xf32>" in call
+    assert jax.eval_shape(sums, *args).shape == (B, N)
+    text = lowered(functools.partial(sums, cluster=False), *args)
+    assert text.count("mosaic_gpu_v2") == 1
+    splits = tuning.q4_plan(B, K // 64).splits
+    assert text.count("stablehlo.add") == splits
+    assert jax.eval_shape(q4_gemv.gemv_parts, *args[:2]).shape == (splits, B, N)
 
 
-def test_splits_are_the_fewest_that_fit():
-    assert [q4_gemv.default_splits(K) for K in (5120, 6144, 64, 448, 64 * 11)] == [8, 12, 1, 1, 11]
+@pytest.mark.parametrize(("B", "splits"), [(1, 10), (6, 8)])
+def test_matrices_of_one_width_share_a_launch_and_the_digits_memory(B, splits):
+    def both(x, *weights):
+        parts = [q4_gemv.job(x, w) for w in weights]
+        assert parts[0].scratch == parts[1].scratch
+        return [out for (out,) in jobs.launch(parts, name="both")]
+
+    args = floats(B, 5120), blocks_of(10240, 5120), blocks_of(6144, 5120)
+    assert lowered(both, *args).count("mosaic_gpu_v2") == 1
+    shapes = [out.shape for out in jax.eval_shape(both, *args)]
+    assert shapes == [(splits, B, 10240), (splits, B, 6144)]
+
+
+@given(st.integers(1, 70), st.integers(1, 300))
+def test_a_plan_divides_its_work_and_fits_into_shared_memory(B, steps):
+    in_cluster = tuning.q4_cluster_plan(B, steps)
+    assert in_cluster is None or in_cluster.splits <= 8
+    for plan in filter(None, (tuning.q4_plan(B, steps), in_cluster)):
+        mine = steps // plan.splits
+        assert mine * plan.splits == steps
+        assert mine % plan.chunk == 0
+        assert 512 * mine * -(-min(B, plan.rows) // 2) <= 64 * 1024
+
+
+def test_the_27b_shapes_have_short_slices():
+    for steps, splits, in_cluster in ((80, 8, 8), (96, 12, 8), (1, 1, 1), (11, 11, 1)):
+        assert tuning.q4_plan(8, steps).splits == splits
+        plan = tuning.q4_cluster_plan(8, steps)
+        assert plan is not None
+        assert plan.splits == in_cluster
 
 
 def test_sizes_that_do_not_fit_are_refused():
     x, blocks = jnp.zeros((1, 128)), jnp.zeros((1, 2, 9, 64), jnp.int32)
-    for call in (
-        lambda: q4_gemv.gemv_parts(x[:, :64], blocks),
-        lambda: q4_gemv.gemv_parts(x, blocks, splits=3),
-        lambda: q4_gemv.gemv_parts(x, blocks, jnp.zeros(1, jnp.int32)),
-        lambda: q4_gemv.gemv_parts(x, blocks[None]),
-        lambda: q4_gemv.gemv_parts(x, blocks[..., :8, :]),
-    ):
+    for args in ((x[:, :64], blocks), (x, blocks[None]), (x, blocks[..., :8, :]), (x[0], blocks)):
         with pytest.raises(ValueError, match="do not fit each other"):
-            call()
-    assert q4_gemv.gemv(x[:0], blocks).shape == (0, 64)
+            q4_gemv.gemv_parts(*args)
+        with pytest.raises(ValueError, match="do not fit each other"):
+            q4_gemv.gemv(*args, cluster=True)
+    with pytest.raises(ValueError, match="2 blocks of columns cannot be divided"):
+        q4_gemv.gemv_parts(x, blocks, plan=tuning.Q4Plan(1, 3, 1, 1, 1))
+    with pytest.raises(ValueError, match=r"residual is \(1, 1\), needed \(1, 64\)"):
+        q4_gemv.gemv(x, blocks, residual=x[:, :1], cluster=True)
+    assert q4_gemv.gemv(x[:0], blocks, cluster=True).shape == (0, 64)
 
 
 def test_the_kernels_form_is_a_weight_like_any_other():

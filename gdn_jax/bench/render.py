@@ -1,10 +1,10 @@
 """The times on the terminal."""
 
-import math
-
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from gdn_jax.bench.rows import OTHERS
 from gdn_jax.verify import render as shared
 from gdn_jax.verify.report import Report, Row
 
@@ -21,8 +21,10 @@ def render(report: Report, out: Console) -> None:
             )
     rows = report.tables["bench"]
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
-        out.print(_kernel(kernel, [row for row in rows if row["kernel"] == kernel]))
-    _ratios(report.tables["ratios"], out)
+        mine = [row for row in rows if row["kernel"] == kernel]
+        ids = {row["id"] for row in mine}
+        ratios = [r for r in report.tables["ratios"] if r["id"] in ids]
+        out.print(_kernel(kernel, mine, ratios))
     _not_run(report.tables["not_run"], out)
     for check in report.checks:
         if not check.ok:
@@ -33,40 +35,35 @@ def render(report: Report, out: Console) -> None:
     shared.render_verdict(report, out)
 
 
-def _kernel(kernel: str, rows: list[Row]):
-    columns = ("shape", "B", "backend", "error", "verdict", "µs", "spread", "MB", "GB/s", "of copy")
+def _kernel(kernel: str, rows: list[Row], ratios: list[Row]) -> Table:
+    others = [name for name in OTHERS if any(r["backend"] == name for r in ratios)]
     stacked = any(row["us_a_layer"] for row in rows)
-    columns = (*columns, "µs a layer") if stacked else columns
-    made = shared.table(f"{kernel}, {rows[0]['timing']}", *columns, right=len(columns) - 4)
+    columns = ["shape", "B", "backend", "error", "", "µs", "spread", "MB", "GB/s", "of copy"]
+    columns += [f"× {name}" for name in others] + ["µs a layer"] * stacked
+    made = shared.table(f"{kernel}, {rows[0]['timing']}", *columns, right=len(columns) - 3)
+    faster = {(r["id"], r["backend"]): r["ratio"] for r in ratios}
     for row in rows:
-        cells = [row["shape"], str(row["batch"]), row["backend"], shared.number(row["error"])]
-        cells = [*cells, shared.verdict(row["ok"]), *_times(row)]
-        made.add_row(*cells, *([f"{row['us_a_layer'] or math.nan:.2f}"] if stacked else []))
+        error = "0" if row["error"] == 0 else f"{row['error']:.1e}"
+        cells = [row["shape"], str(row["batch"]), row["backend"], error]
+        compared = [_short(faster.get((row["id"], name))) for name in others]
+        layer = [_short(row["us_a_layer"])] * stacked
+        made.add_row(*cells, shared.verdict(row["ok"]), *_times(row), *compared, *layer)
     return made
 
 
 def _times(row: Row) -> list[str]:
+    moved = _short(row["bytes"] / 1e6)
     if row["us"] is None:
-        return ["–", "–", f"{row['bytes'] / 1e6:.2f}", "–", "–"]
+        return ["–", "–", moved, "–", "–"]
     spread = (row["us_high"] - row["us_low"]) / 2
     share = "–" if row["share"] is None else f"{row['share']:.1%}"
-    return [
-        f"{row['us']:.2f}",
-        f"±{spread:.2f}",
-        f"{row['bytes'] / 1e6:.2f}",
-        f"{row['gbps']:.1f}",
-        share,
-    ]
+    return [_short(row["us"]), f"±{_short(spread)}", moved, _short(row["gbps"]), share]
 
 
-def _ratios(rows: list[Row], out: Console) -> None:
-    if not rows:
-        return
-    made = shared.table("How many times faster", "ours", "than", "µs", "µs", "ratio", right=3)
-    for row in rows:
-        numbers = (f"{row[key]:.2f}" for key in ("us", "us_to", "ratio"))
-        made.add_row(row["id"], row["to"], *numbers)
-    out.print(made)
+def _short(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
 def _not_run(rows: list[Row], out: Console) -> None:

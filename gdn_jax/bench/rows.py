@@ -87,6 +87,7 @@ def ratios(rows: list[Row]) -> list[Row]:
         for other in OTHERS if backend == "pallas" else ():
             theirs = timed.get((*what, other))
             if theirs and mine["us"] and theirs["us"]:
-                made: Row = {"id": mine["id"], "to": theirs["id"], "us": mine["us"]}
+                made: Row = {"id": mine["id"], "to": theirs["id"], "backend": other}
+                made["us"] = mine["us"]
                 found.append(made | {"us_to": theirs["us"], "ratio": theirs["us"] / mine["us"]})
     return found

@@ -3,14 +3,17 @@
 import importlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdn_jax.errors import GDNError
 from gdn_jax.files import write_atomically
 from gdn_jax.verify.report import Row
 from gdn_jax.verify.rows import projection_total
+
+if TYPE_CHECKING:
+    from gdn_jax.verify.plots import Plot
 
 _HEAD = ("ok", "environment", "settings", "checks")
 _KNOWN = {
@@ -52,6 +55,16 @@ _KNOWN = {
     ),
     "q4_groups": ("int4: group size and rule", "The numbers behind the plot."),
     "q4_drift": ("int4: the cost over a long run", "The numbers behind the plot."),
+    "bench": (
+        "Times",
+        "Medians in microseconds of one call, with the extremes over the repetitions: by slope, "
+        "the difference of a long and a short queue of calls, or blocking, each call waited for. "
+        "bytes are the least to be read and written, gbps is bytes over time, share is of the "
+        "copy in this run, and a stack's time is a token through all its layers. A row whose "
+        "check fails has no time.",
+    ),
+    "ratios": ("Ratios", "How many times faster the Pallas kernel is than the other, same run."),
+    "not_run": ("Not run", "Asked for, and why it is not there."),
 }
 _GRIDS = ("operators", "q4_operators")
 _OPEN_ROWS = 48
@@ -73,8 +86,12 @@ def require_report_extra() -> None:
             ) from None
 
 
-def render_html(data: Mapping[str, Any], *, title: str) -> str:
-    """The page of :meth:`Report.as_dict`, the same text for the same data.
+def render_html(
+    data: Mapping[str, Any], *, title: str, plots: Sequence["Plot"] | None = None
+) -> str:
+    """The page of :meth:`Report.as_dict` with these plots, verify's by default.
+
+    The same text for the same data.
 
     Tables that the page has no heading for follow under their own names, and other values under
     "Further values", so that a report of any command can be rendered.
@@ -86,7 +103,7 @@ def render_html(data: Mapping[str, Any], *, title: str) -> str:
     import jinja2
     from markupsafe import Markup
 
-    from gdn_jax.verify.plots import render_plots
+    from gdn_jax.verify.plots import PLOTS, render_plots
 
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -110,15 +127,20 @@ def render_html(data: Mapping[str, Any], *, title: str) -> str:
             "Settings": data["settings"],
             "Further values": {k: v for k, v in rest.items() if not _is_table(v)},
         },
-        plots=[(plot, Markup(svg)) for plot, svg in render_plots(data)],
+        plots=[(plot, Markup(svg)) for plot, svg in render_plots(data, plots or PLOTS)],
         tables=[(name, *_heading(name), tables[name]) for name in names],
         grids={name: _operator_grid(tables.get(name, [])) for name in _GRIDS},
     )
 
 
-def write_html(path: str | os.PathLike[str], data: Mapping[str, Any], title: str) -> None:
+def write_html(
+    path: str | os.PathLike[str],
+    data: Mapping[str, Any],
+    title: str,
+    plots: Sequence["Plot"] | None = None,
+) -> None:
     """Write :func:`render_html` to a file, atomically."""
-    write_atomically(path, render_html(data, title=title).encode())
+    write_atomically(path, render_html(data, title=title, plots=plots).encode())
 
 
 def _is_table(value: Any) -> bool:

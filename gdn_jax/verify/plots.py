@@ -1,7 +1,7 @@
 """The plots of the report: for each, the table it reads and how to read it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -200,9 +200,9 @@ PLOTS = (
 )
 
 
-def render_plots(data: Mapping[str, Any]) -> list[tuple[Plot, str]]:
+def render_plots(data: Mapping[str, Any], plots: Sequence[Plot] = PLOTS) -> list[tuple[Plot, str]]:
     """Each plot whose table is there and not empty, with its SVG."""
-    return [(plot, plot.svg(data[plot.table])) for plot in PLOTS if data.get(plot.table)]
+    return [(plot, plot.svg(data[plot.table])) for plot in plots if data.get(plot.table)]
 
 
 def _by_head(rows: list[Row], key: str, label: str, floor: float) -> Figure:

@@ -1,0 +1,105 @@
+"""``gdn-jax bench``."""
+
+import re
+from typing import Any
+
+import click
+
+from gdn_jax.config import PRESETS
+from gdn_jax.environment import environment
+from gdn_jax.options import finish, html_option, json_option, preset_option
+from gdn_jax.verify import html
+from gdn_jax.verify.progress import stages
+from gdn_jax.verify.render import console
+from gdn_jax.verify.report import Report
+
+SUITES = ("int4", "float", "delta", "middle", "peer", "layer", "stack", "roundtrip")
+
+
+def _batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """``1,8,64`` as numbers."""
+    if not re.fullmatch(r"0*[1-9]\d{0,5}(,0*[1-9]\d{0,5})*", value, re.ASCII):
+        raise click.BadParameter(f"{value!r} is not like 1,8,64", context, parameter)
+    return tuple(dict.fromkeys(map(int, value.split(","))))
+
+
+@click.command()
+@preset_option
+@click.option(
+    "--backend",
+    type=click.Choice(["xla", "pallas", "all"]),
+    default="all",
+    show_default=True,
+    help="What to time; `all` lists what cannot run here.",
+)
+@click.option(
+    "--suite",
+    "suites",
+    multiple=True,
+    type=click.Choice(SUITES),
+    help="May be repeated; everything by default.",
+)
+@click.option(
+    "--batch",
+    "batches",
+    metavar="1,8,64",
+    default="1,2,4,8,16,32,64",
+    show_default=True,
+    callback=_batches,
+    help="Sequences stepped together.",
+)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(min=1),
+    default=7,
+    show_default=True,
+    help="Measurements behind each median.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Begin no row that would end later; those left are listed.",
+)
+@json_option
+@html_option
+def bench(
+    preset: str | None,
+    backend: str,
+    suites: tuple[str, ...],
+    batches: tuple[int, ...],
+    repetitions: int,
+    time_limit: float | None,
+    json_file: str | None,
+    html_file: str | None,
+) -> int:
+    """Time kernels and layers, each behind a check against float64 made in the same run."""
+    from gdn_jax.bench.render import render
+    from gdn_jax.bench.run import BACKENDS, run, subjects
+
+    if html_file:
+        html.require_report_extra()
+    preset = preset or "qwen3.5-27b"
+    settings: dict[str, Any] = {
+        "layer": preset,
+        "config": str(PRESETS[preset]),
+        "backend": backend,
+        "suites": ", ".join(suites) or "all",
+        "batches": ", ".join(map(str, batches)),
+        "repetitions": repetitions,
+        "time_limit": time_limit,
+    }
+    report = Report(environment(), settings)
+    backends = BACKENDS if backend == "all" else (backend,)
+    chosen = subjects(PRESETS[preset], suites or SUITES, batches, backends)
+    if not chosen:
+        raise click.UsageError(f"--suite {', '.join(suites)}: no row of backend {backend}")
+    with stages(1 + len(chosen)) as stage:
+        run(chosen, report, stage=stage, time_limit=time_limit, repetitions=repetitions)
+    render(report, console())
+    title = f"gdn-jax bench: {preset}"
+    if html_file is None:
+        return finish(report, json_file, None, title)
+    from gdn_jax.bench.roofline import PLOTS
+
+    return finish(report, json_file, html_file, title, PLOTS)

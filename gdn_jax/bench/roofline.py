@@ -1,0 +1,118 @@
+"""The roofline: what each row reaches, under what the copy's bandwidth allows."""
+
+import math
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from gdn_jax.verify.plots import Plot
+from gdn_jax.verify.report import Row
+from gdn_jax.verify.svg import series
+
+_GREY = "#7a828c"
+_FAMILIES = {
+    "int4": ("int4", "int4_loads"),
+    "float32": ("float32",),
+    "bfloat16": ("bfloat16",),
+    "delta rule and middle kernel": ("delta", "middle"),
+    "one layer": ("layer_f32", "layer_bf16", "layer_q4"),
+    "stack, int4": ("stack_q4", "stack_q4_sync"),
+    "stack, bfloat16": ("stack_bf16", "stack_bf16_sync"),
+}
+"""Kernels of each panel; host round trips have no place under a roof."""
+_SIDES = ((5, "left"), (-5, "right"))
+
+
+def roofline(rows: list[Row]) -> Figure:
+    """GFLOP/s over FLOP a byte, a panel a family, a mark a row with its batch, under the copy."""
+    timed = [row for row in rows if row["us"] and row["flops"]]
+    groups = {
+        family: [row for row in timed if row["kernel"] in kernels]
+        for family, kernels in _FAMILIES.items()
+    }
+    groups = {family: members for family, members in groups.items() if members}
+    lines = max(1, -(-len(groups) // 2))
+    figure = Figure(figsize=(8.0, 0.3 + 3.1 * lines), layout="constrained")
+    panels = list(figure.subplots(lines, 2, squeeze=False).flat)
+    for (family, members), panel in zip(groups.items(), panels, strict=False):
+        _panel(panel, family, members)
+    for panel in panels[len(groups) :]:
+        panel.set_visible(False)
+    figure.supxlabel("floating point operations a byte (FLOP/B)", fontsize=9)
+    figure.supylabel("speed (GFLOP/s)", fontsize=9)
+    return figure
+
+
+def _panel(panel: Axes, family: str, rows: list[Row]) -> None:
+    panel.set_title(family)
+    _axes(panel, rows)
+    lines: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        lines.setdefault((row["kernel"], row["shape"], row["backend"]), []).append(row)
+    placed: tuple[list[tuple[float, float]], ...] = ([], [])
+    several = len({kernel for kernel, _, _ in lines}) > 1
+    for index, ((kernel, shape, backend), line) in enumerate(lines.items()):
+        line.sort(key=lambda row: row["batch"])
+        x, y = ([row[key] for row in line] for key in ("flops_a_byte", "gflops"))
+        label = f"{backend}, {kernel}, {shape}" if several else f"{backend}, {shape}"
+        series(panel, x, y, index, label, markevery=1, linewidth=0.8)
+        _batches(panel, line, *_SIDES[index % 2], placed[index % 2])
+    panel.legend(fontsize=7, loc="lower right")
+
+
+def _axes(panel: Axes, rows: list[Row]) -> None:
+    """Logarithmic, a third of a decade or more about the marks, with the copy's line."""
+    x, y = ([row[key] for row in rows] for key in ("flops_a_byte", "gflops"))
+    roof = next((row["gbps"] / row["share"] for row in rows if row["share"]), None)
+    low, high = min(x) / 2.5, max(x) * 4
+    tops = y if roof is None else [*y, max(x) * roof]
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xlim(low, high)
+    panel.set_ylim(min(y) / 12, max(tops) * 2)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter(FuncFormatter(_tick))
+        axis.set_minor_formatter(NullFormatter())
+    if roof is not None:
+        label = f"copy, {roof:,.0f} GB/s"
+        panel.plot((low, high), (low * roof, high * roof), color=_GREY, lw=1.5, label=label)
+
+
+def _tick(value: float, _: Any) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def _batches(
+    panel: Axes, line: list[Row], offset: int, side: str, placed: list[tuple[float, float]]
+) -> None:
+    """The batch at each mark, left out where another number on that side is too near."""
+    bounds = [[math.log(end) for end in ends] for ends in (panel.get_xlim(), panel.get_ylim())]
+    for row in line:
+        logs = (math.log(row["flops_a_byte"]), math.log(row["gflops"]))
+        x, y = ((v - low) / (high - low) for v, (low, high) in zip(logs, bounds, strict=True))
+        if any(abs(x - a) < 0.05 and abs(y - b) < 0.045 for a, b in placed):
+            continue
+        placed.append((x, y))
+        panel.annotate(
+            f"{row['batch']}",
+            (row["flops_a_byte"], row["gflops"]),
+            (offset, -3),
+            textcoords="offset points",
+            fontsize=7,
+            horizontalalignment=side,
+        )
+
+
+PLOTS = (
+    Plot(
+        "roofline",
+        "bench",
+        "Roofline",
+        "Each mark is one row, and the number at it the batch, where there is room. The grey line "
+        "is what the copy's bandwidth of this run allows: a mark on it moves its bytes as fast as "
+        "a copy, and the distance below it, straight down, is what is lost.",
+        roofline,
+    ),
+)

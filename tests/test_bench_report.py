@@ -1,0 +1,147 @@
+"""What is made of a bench result: the page with its roofline, and README's tables."""
+
+import copy
+import dataclasses
+import importlib.util
+import json
+import math
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gdn_jax.bench import render as terminal
+from gdn_jax.bench.roofline import PLOTS, roofline
+from gdn_jax.bench.rows import TimedCheck, copy_check, ratios, row
+from gdn_jax.bench.slope import Timing
+from gdn_jax.bench.subject import Subject
+from gdn_jax.verify.html import render_html
+from gdn_jax.verify.render import console
+from gdn_jax.verify.report import Report
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT: dict[str, Any] = {
+    "versions": {"jax": "0.11.2"},
+    "device": "NVIDIA H200",
+    "commit": "0123456789abcdef",
+    "date": "2026-11-30T00:00:00+00:00",
+}
+
+
+def result(us: dict[tuple[str, str, int], float], date: str = "2026-11-30") -> Report:
+    """A report with these times by kernel, backend and batch; 10 MB and 40 MFLOP a row."""
+    settings = {"layer": "tiny", "batches": "1, 8", "repetitions": 7}
+    report = Report(ENVIRONMENT | {"date": date}, settings)
+    second = Timing(1.0, 1.0, 1.0, 7)
+    report.checks.append(copy_check(4 << 30, dataclasses.replace(second, median=1e-3), 0))
+    rows = report.tables.setdefault("bench", [])
+    for (kernel, backend, batch), time in us.items():
+        subject = Subject(
+            kernel, backend, "4x8", batch, 10**7, 4 * 10**7, 1, lambda: pytest.fail("made")
+        )
+        timing = Timing(time * 1e-6, time * 0.9e-6, time * 1.1e-6, 7)
+        error = 1e-7 if time else math.inf
+        done = TimedCheck.of(subject, error, "to float64", timing, report.checks[0].value)
+        report.checks.append(done)
+        rows.append(row(subject, done))
+    report.tables["ratios"] = ratios(rows)
+    report.tables["not_run"] = [{"id": "bench.middle_pallas.4x8_b1", "reason": "none yet"}]
+    return report
+
+
+TIMES = {("int4", "pallas", 1): 5.0, ("int4", "xla", 1): 20.0, ("int4", "pallas", 8): 10.0}
+
+
+def test_marks_lie_where_the_rows_say() -> None:
+    rows = result(TIMES).tables["bench"]
+    panel = roofline(rows).axes[0]
+    lines = {str(line.get_label()): line for line in panel.lines}
+    assert list(lines["pallas, 4x8"].get_ydata()) == pytest.approx([8000.0, 4000.0])  # pyright: ignore[reportArgumentType]
+    assert list(lines["xla, 4x8"].get_xdata()) == [4.0]  # pyright: ignore[reportArgumentType]
+    (roof,) = (line for label, line in lines.items() if label.startswith("copy"))
+    for x, y in zip(roof.get_xdata(), roof.get_ydata(), strict=True):  # pyright: ignore[reportArgumentType]
+        assert y / x == pytest.approx((4 << 30) / 1e6)
+    assert [text.get_text() for text in panel.texts] == ["1", "8", "1"]
+
+
+def test_red_rows_and_round_trips_have_no_mark() -> None:
+    rows = result({("int4", "xla", 1): 0.0, ("roundtrip_host", "xla", 1): 9.0}).tables["bench"]
+    assert not any(panel.get_visible() for panel in roofline(rows).axes)
+
+
+def test_page_has_the_plot_the_times_and_what_was_not_run() -> None:
+    data = result(TIMES).as_dict()
+    page = render_html(data, title="bench", plots=PLOTS)
+    assert page.count("<svg") == 1
+    for heading in ("Roofline", "Times", "Ratios", "Not run"):
+        assert f">{heading}</h2>" in page
+    assert "none yet" in page
+    assert page == render_html(copy.deepcopy(data), title="bench", plots=PLOTS)
+
+
+def test_terminal_has_times_and_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.render(result({**TIMES, ("int4", "xla", 8): 0.0}), console())
+    out = capsys.readouterr().out
+    assert re.search(r"pallas +1\.0e-07 +ok +5\.00 +±0\.50 +10\.00 .* 4\.00", out)
+    assert re.search(r"xla +inf +FAIL +– +– +10\.00 +– +–", out)
+    assert "not run, none yet: middle_pallas.4x8, B = 1" in out
+    assert "FAIL: 4 of 5 checks hold" in out
+
+
+@pytest.fixture(scope="module")
+def measured() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("measured", ROOT / "docs" / "measured.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_times_are_the_newest_with_the_ratios_of_their_own_run(
+    measured: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "docs" / "results"
+    folder.mkdir(parents=True)
+    result(TIMES).write_json(folder / "bench-b.json")
+    newer = result({("int4", "pallas", 1): 4.0}, "2026-12-01")
+    newer.write_json(folder / "bench-a.json")
+    monkeypatch.setattr(measured, "ROOT", tmp_path)
+    text = measured.bench_table()
+    assert "| int4 | 4x8 | 1 | pallas | 4.00 | 0.40 | 2500 | 58% | 52% | – | – |" in text
+    assert "| int4 | 4x8 | 8 | pallas | 10.00 |" in text
+    (folder / "bench-a.json").unlink()
+    assert "| 5.00 | 0.50 | 2000 | 47% | 42% | 4.00 | – |" in measured.bench_table()
+    red = result({("int4", "pallas", 1): 0.0})
+    red.write_json(folder / "bench-a.json")
+    with pytest.raises(AssertionError, match="not shown"):
+        measured.bench_table()
+
+
+def test_reference_stands_beside_the_times(measured: ModuleType) -> None:
+    text = measured.bench_table()
+    assert "| – | 964 | 54% |" in text
+    assert "| 156 | 468 | 26% |" in text
+
+
+def test_every_step_of_the_ladder_is_whole(measured: ModuleType) -> None:
+    entries = measured.ladder()
+    assert len(entries) >= 10
+    for entry in entries:
+        assert tuple(entry) == measured.LADDER_FIELDS
+        assert all(isinstance(value, str) and value for value in entry.values()), entry
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", entry["date"])
+    assert len({(e["kernel"], e["version"]) for e in entries}) == len(entries)
+    for entry in entries:
+        assert f"| {entry['version']} |" in measured.ladder_table()
+
+
+def test_recorded_results_have_no_time_behind_a_red_check() -> None:
+    for file in (ROOT / "docs" / "results").glob("bench-*.json"):
+        data = json.loads(file.read_text())
+        assert data["ok"]
+        assert data["checks"][0]["id"] == "copy_gbps"
+        greens = {check["id"] for check in data["checks"] if check["ok"]}
+        assert {line["id"] for line in data["bench"] if line["us"]} <= greens
