@@ -11,8 +11,8 @@ from gdn_jax.bench.command import bench
 from gdn_jax.config import PRESETS
 from gdn_jax.environment import environment
 from gdn_jax.errors import GDNError
-from gdn_jax.options import finish, html_option, json_option, preset_option, writable
 from gdn_jax.verify import html, render
+from gdn_jax.verify.options import finish, html_option, json_option, preset_option, writable
 from gdn_jax.verify.progress import stages
 from gdn_jax.verify.report import Report
 

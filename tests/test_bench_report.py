@@ -111,7 +111,7 @@ def test_times_are_the_newest_with_the_ratios_of_their_own_run(
     monkeypatch.setattr(measured, "ROOT", tmp_path)
     text = measured.bench_table()
     assert "| int4 | 4x8 | 1 | pallas | 4.00 | 0.40 | 2500 | 58% | 52% | – | – |" in text
-    assert "| int4 | 4x8 | 8 | pallas | 10.00 |" in text
+    assert "| int4 | 4x8 | 8 | pallas | 10.00 | 1.00 | 1000 | 23% | 21% | – | – |" in text
     (folder / "bench-a.json").unlink()
     assert "| 5.00 | 0.50 | 2000 | 47% | 42% | 4.00 | – |" in measured.bench_table()
     red = result({("int4", "pallas", 1): 0.0})

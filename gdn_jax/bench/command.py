@@ -7,8 +7,8 @@ import click
 
 from gdn_jax.config import PRESETS
 from gdn_jax.environment import environment
-from gdn_jax.options import finish, html_option, json_option, preset_option
 from gdn_jax.verify import html
+from gdn_jax.verify.options import finish, html_option, json_option, preset_option
 from gdn_jax.verify.progress import stages
 from gdn_jax.verify.render import console
 from gdn_jax.verify.report import Report

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from gdn_jax import oracle
 from gdn_jax.backend import select_backend
+from gdn_jax.bank import LayerBank
 from gdn_jax.bench import products
 from gdn_jax.bench.slope import blocking
 from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu
@@ -27,6 +30,8 @@ STACK = 48
 _DISTINCT = 7
 """Sequences that a batch repeats: coprime to any tile of rows, and cheap in float64."""
 _SMALL = ("in_proj_b", "in_proj_a", "conv_weight")
+_WIRED = 1e-3
+"""max_rel of two programs of the same stack: rounding grows a little, a mistake is O(1)."""
 _BITS = {"f32": 32, "bf16": 16, "q4": 4.5}
 
 _init = jax.jit(init_params, static_argnames="cfg")
@@ -43,23 +48,24 @@ def one_layer(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -
 
 
 def stack(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
-    """48 layers in one jit, a token a call: queued calls, and calls waited for one by one."""
+    """48 layers of a LayerBank in one jit, a token a call: queued, and waited for one by one."""
     layers = STACK if on_gpu() else 2
-    for batch in batches:
-        for backend in backends:
-            for tier in ("q4", "bf16"):
-                queued = _subject(f"stack_{tier}", tier, cfg, batch, backend, layers)
-                queued = dataclasses.replace(
-                    queued,
-                    shape=f"{layers}x{queued.shape}",
-                    bytes=layers * queued.bytes,
-                    flops=layers * queued.flops,
-                    links=1,
-                    layers=layers,
-                )
-                yield queued
-                name = f"{queued.kernel}_sync"
-                yield dataclasses.replace(queued, kernel=name, measure=blocking)
+    for batch, backend, tier in itertools.product(batches, backends, ("q4", "bf16")):
+        shape, moved, flops = sizes(cfg, tier, batch)
+        make = functools.partial(_make_stack, cfg, tier, backend, batch, layers)
+        queued = Subject(
+            f"stack_{tier}",
+            backend,
+            f"{layers}x{shape}",
+            batch,
+            layers * moved,
+            layers * flops,
+            1,
+            make,
+            layers=layers,
+        )
+        yield queued
+        yield dataclasses.replace(queued, kernel=f"{queued.kernel}_sync", measure=blocking)
 
 
 def sizes(cfg: GDNConfig, tier: str, batch: int) -> tuple[str, int, int]:
@@ -99,7 +105,7 @@ def kernel_form(params: GDNParams) -> GDNParams:
     return dataclasses.replace(params, **packed)
 
 
-def draw_state(cfg: GDNConfig, batch: int) -> tuple[GDNState, np.ndarray]:
+def draw_state(cfg: GDNConfig, batch: int) -> tuple[GDNState, jax.Array]:
     """A state and an input x [B, D] of seven sequences in turn."""
     generator = np.random.default_rng(0)
     heads = (cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim)
@@ -109,7 +115,7 @@ def draw_state(cfg: GDNConfig, batch: int) -> tuple[GDNState, np.ndarray]:
         generator.normal(size=(_DISTINCT, *dims)).astype(np.float32)[rows]
         for dims in (heads, frames, (cfg.d_model,))
     )
-    return GDNState(jnp.asarray(S), jnp.asarray(hist)), x
+    return GDNState(jnp.asarray(S), jnp.asarray(hist)), jnp.asarray(x)
 
 
 @functools.lru_cache
@@ -137,11 +143,15 @@ def _exact(w: Any) -> np.ndarray:
     return products.integers(w) if isinstance(w, Q4Array) else products.wide(w)
 
 
-@functools.lru_cache(maxsize=1)
-def _queue(cfg: GDNConfig, tier: str, backend: str, batch: int, layers: int):
-    """The weights of all layers, and the jitted chain; kept for the next subject of the same."""
+def _params(cfg: GDNConfig, tier: str, backend: str, layers: int) -> list[GDNParams]:
     drawn = (draw_params(cfg, tier, jax.random.key(layer)) for layer in range(layers))
-    params = [kernel_form(p) if backend == "pallas" else p for p in drawn]
+    return [kernel_form(p) if backend == "pallas" else p for p in drawn]
+
+
+def _subject(
+    kernel: str, tier: str, cfg: GDNConfig, batch: int, backend: str, layers: int
+) -> Subject:
+    shape, moved, flops = sizes(cfg, tier, batch)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def chain(carry, params):
@@ -152,23 +162,53 @@ def _queue(cfg: GDNConfig, tier: str, backend: str, batch: int, layers: int):
             after.append(state)
         return after, x
 
-    return params, lambda carry: chain(carry, params)
-
-
-def _subject(
-    kernel: str, tier: str, cfg: GDNConfig, batch: int, backend: str, layers: int
-) -> Subject:
-    shape, moved, flops = sizes(cfg, tier, batch)
-
     def make() -> Prepared:
         select_backend("decode_step", cfg, backend=backend)
-        params, queued = _queue(cfg, tier, backend, batch, layers)
+        params = _params(cfg, tier, backend, layers)
         state, x = draw_state(cfg, batch)
-        token = jnp.asarray(x)
-        y, _ = _step(params[0], state, token, cfg=cfg, backend=backend)
+        y, _ = _step(params[0], state, x, cfg=cfg, backend=backend)
         states = [jax.tree.map(lambda s: s + 0.0, state) for _ in range(layers)]
-        carry = queued((states, token + 0.0))
+        carry = chain((states, x + 0.0), params)
+        # Updated in place by the chain itself, which a step alone may not do.
         first: GDNState = jax.tree.map(np.asarray, carry[0][0])
-        return Prepared(lambda: layer_error(cfg, tier, y, first), queued, carry)
+        return Prepared(lambda: layer_error(cfg, tier, y, first), lambda c: chain(c, params), carry)
 
     return Subject(kernel, backend, shape, batch, moved, flops, layers, make)
+
+
+@functools.lru_cache(maxsize=1)
+def _bank(cfg: GDNConfig, tier: str, backend: str, layers: int) -> tuple[LayerBank, Any]:
+    """The bank, kept for the next subject of the same, and its jitted step through all layers."""
+    bank = LayerBank(cfg, layers)
+    for layer, params in enumerate(_params(cfg, tier, backend, layers)):
+        bank = bank.preload(layer, params)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def token(carry, bank):
+        state, x = carry
+        for layer in range(layers):
+            x, state = bank.step(state, layer, x, backend=backend)
+        return state, x
+
+    return bank, token
+
+
+def _make_stack(cfg: GDNConfig, tier: str, backend: str, batch: int, layers: int) -> Prepared:
+    select_backend("decode_step", cfg, backend=backend)
+    bank, token = _bank(cfg, tier, backend, layers)
+    state, x = draw_state(cfg, batch)
+    outputs = [x]
+    for layer in range(layers):
+        params = bank.slots[layer].params("bench", layer)
+        y, _ = _step(params, state, outputs[-1], cfg=cfg, backend=backend)
+        outputs.append(y)
+    whole = jax.tree.map(lambda s: jnp.broadcast_to(s, (layers, *s.shape)) + 0.0, state)
+    carry = token((whole, x + 0.0), bank)
+    first: GDNState = jax.tree.map(lambda s: np.asarray(s[0]), carry[0])
+    apart = distance(np.asarray(carry[1]), np.asarray(outputs[-1])).max_rel
+
+    def check() -> float:
+        return layer_error(cfg, tier, outputs[1], first) if apart < _WIRED else math.inf
+
+    detail = f"first layer to float64; the stack {apart:.1e} from its layers one by one"
+    return Prepared(check, lambda c: token(c, bank), carry, detail)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from gdn_jax.quant.kernel_layout import to_kernel
 from gdn_jax.quant.matmul import q4_matmul
 from gdn_jax.quant.q4array import GROUP, SHIFTS, Q4Array
 from gdn_jax.verify.metrics import distance, unequal
-from pallas_kernels import q4_gemv
+from pallas_kernels import float_gemv, q4_gemv
 
 Product = Callable[[jax.Array, Any], jax.Array]
 
@@ -64,16 +63,8 @@ def floats(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> I
     """Float weights, float32 rows and sums."""
     for kernel, (N, K) in itertools.product(("float32", "bfloat16"), shapes(cfg)):
         for batch, backend in itertools.product(batches, backends):
-            function = linear.matmul if backend == "xla" else _float_kernel
+            function = linear.matmul if backend == "xla" else float_gemv.gemv
             yield _subject(kernel, backend, N, K, batch, max(batches), function)
-
-
-def _float_kernel(x: jax.Array, w: jax.Array) -> jax.Array:
-    try:
-        gemv = importlib.import_module("pallas_kernels.float_gemv").gemv
-    except ImportError:
-        raise BackendUnavailableError("there is no Pallas kernel of float products") from None
-    return gemv(x, w)
 
 
 def _subject(
@@ -84,9 +75,9 @@ def _subject(
 
     def make() -> Prepared:
         packed = backend == "pallas" and kernel.startswith("int4")
+        shape_reason = (q4_gemv if packed else float_gemv).unavailable_reason(N, K)
         reason = unavailable_reason("q4_matmul", None, backend)
-        reason = reason or (q4_gemv.unavailable_reason(N, K) if packed else None)
-        if reason:
+        if backend == "pallas" and (reason := reason or shape_reason):
             raise BackendUnavailableError(reason)
         x = jnp.asarray(draw_rows(rows, K)[:batch])
         drawn = (draw(kernel, N, K, link) for link in range(links))

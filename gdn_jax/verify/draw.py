@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gdn_jax.config import GDNConfig
+from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.params import param_dims
 
 SCHEME = "pcg64-sum4 v1"
@@ -78,3 +78,12 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
         digest.update(f"{name}{weights[name].shape}".encode())
         digest.update(np.ascontiguousarray(weights[name], dtype=np.float32).data)
     return digest.hexdigest()
+
+
+DRIFT_TOKENS = 512
+"""Tokens over which an error may grow."""
+
+
+def drift_config(backend: str | None) -> GDNConfig:
+    """A layer small enough for as many tokens in float64, and wide enough for a named kernel."""
+    return GDNConfig(128, 1, 2, 64, 128) if backend == "pallas" else PRESETS["tiny"]

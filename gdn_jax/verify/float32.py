@@ -5,12 +5,11 @@ import numpy as np
 
 from gdn_jax import oracle
 from gdn_jax.bank import LayerBank
-from gdn_jax.config import PRESETS
 from gdn_jax.errors import LayerNotResidentError
 from gdn_jax.params import GDNParams
 from gdn_jax.verify.catalogue import check
 from gdn_jax.verify.device_run import DeviceRun, device_params, run_traces
-from gdn_jax.verify.draw import draw_inputs, draw_weights
+from gdn_jax.verify.draw import DRIFT_TOKENS, draw_inputs, draw_weights, drift_config
 from gdn_jax.verify.metrics import unequal
 from gdn_jax.verify.progress import Stage
 from gdn_jax.verify.report import Check, Report
@@ -35,7 +34,6 @@ HEAD_LIMIT = 1e-3
 """A head is normalised by itself, and its ``Sᵀq`` can cancel to a hundredth of its terms: at the
 27B shape head 31 is 4e-5 off at token 1, in transformers too. A wrong head is off by O(1)."""
 DRIFT_LIMIT = 1e-5
-DRIFT_PRESET, DRIFT_TOKENS = "tiny", 512
 OURS_F64, OURS_HF, HF_F64 = "ours to float64", "ours to transformers", "transformers to float64"
 STAGES = 6
 
@@ -112,7 +110,7 @@ def _residency(this: DeviceRun, params: GDNParams) -> Check:
 
 
 def _drift(report: Report, backend: str | None) -> None:
-    cfg = PRESETS[DRIFT_PRESET]
+    cfg = drift_config(backend)
     weights, xs = draw_weights(cfg, 0), draw_inputs(cfg, DRIFT_TOKENS, 0)
     ours = run_traces(device_params(weights), cfg, xs, backend)
     exact = oracle.layer_trace(weights, cfg, xs)
@@ -120,7 +118,8 @@ def _drift(report: Report, backend: str | None) -> None:
     report.tables |= {"drift": rows, "decay": decay_rows(exact)}
     worst = max(rows, key=lambda row: row["max_rel"])
     detail = (
-        f"preset {DRIFT_PRESET}, {DRIFT_TOKENS} tokens, worst at token {worst['token']}; "
+        f"K {cfg.head_k_dim}, V {cfg.head_v_dim}, {DRIFT_TOKENS} tokens, "
+        f"worst at token {worst['token']}; "
         f"S at the end {rows[-1]['S_rms_rel']:.1e} rms_rel"
     )
     report.checks.append(check("f32.drift512", worst["max_rel"], DRIFT_LIMIT, detail))

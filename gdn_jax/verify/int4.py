@@ -9,7 +9,7 @@ import numpy as np
 
 from gdn_jax import oracle
 from gdn_jax.bank import LayerBank
-from gdn_jax.config import PRESETS, GDNConfig
+from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
 from gdn_jax.params import LARGE, GDNParams, param_dims
 from gdn_jax.quant.codecs import q4_to_gguf_blocks
@@ -20,7 +20,7 @@ from gdn_jax.quant.q4array import GROUP, Q4Array
 from gdn_jax.quant.quantize import RULES, quantize_q4
 from gdn_jax.verify.catalogue import check
 from gdn_jax.verify.device_run import DeviceRun, device_params, run_traces
-from gdn_jax.verify.draw import draw_inputs, draw_weights
+from gdn_jax.verify.draw import DRIFT_TOKENS, draw_inputs, draw_weights, drift_config
 from gdn_jax.verify.metrics import distance
 from gdn_jax.verify.pool_rules import residency_check
 from gdn_jax.verify.progress import Stage
@@ -37,7 +37,6 @@ GATE_CEILING = 0.5
 """A wiring mistake is off by O(1); a gate above this would no longer see one."""
 GROUP_SIZES = (16, 32, 64, 128, 256)
 SAMPLE_ROWS = 512
-DRIFT_PRESET, DRIFT_TOKENS = "tiny", 512
 Q4_EXACT = "int4 to float64 with the dequantised weights"
 Q4_TWIN = "int4 to float32 with the dequantised weights"
 Q4_F32 = "int4 to float32"
@@ -135,7 +134,7 @@ def _projection_rows(
         x = inputs[name].reshape(len(inputs[name]), -1)
         exact = oracle.wide(x) @ oracle.wide(weights[name]).T
         found = q4_matmul(jnp.asarray(x), w, backend=backend)
-        eight = q4_matmul(jnp.asarray(x), w, activations="q8", backend=backend)
+        eight = q4_matmul(jnp.asarray(x), w, activations="q8", backend="xla")
         d, q8 = distance(np.asarray(found), exact), distance(np.asarray(eight), exact)
         row: Row = {"projection": name, "max_rel": d.max_rel, "rms_rel": d.rms_rel}
         row |= {"rms_rel_q8_activations": q8.rms_rel, "float32_MiB": weights[name].nbytes / 2**20}
@@ -171,8 +170,8 @@ def _group_rows(weights: np.ndarray) -> list[Row]:
 
 
 def _drift_rows(backend: str | None) -> list[Row]:
-    """Int4 against float32 over many tokens of a small preset: does the cost of quantising grow?"""
-    cfg = PRESETS[DRIFT_PRESET]
+    """Int4 against float32 over many tokens of a small shape: does the cost of quantising grow?"""
+    cfg = drift_config(backend)
     weights, xs = draw_weights(cfg, 0), draw_inputs(cfg, DRIFT_TOKENS, 0)
     params = device_params(weights)
     int4 = {name: quantize_q4(weights[name]) for name in LARGE}
