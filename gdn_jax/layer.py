@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from gdn_jax import steps
@@ -120,7 +121,7 @@ def checked_backend(
     op: str,
     params: GDNParams,
     state: GDNState,
-    x: Array,
+    x: Array | np.ndarray,
     cfg: GDNConfig,
     backend: str | None,
     *,

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
+
+from pallas_kernels import mlir as m
 
 THREADS = 128
 
@@ -28,16 +29,17 @@ def scratch(size: int) -> Any:
 def open_mailbox(shared: Any, size: int) -> None:
     """Make this CTA's barrier and say so, without waiting for the others."""
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
-    def emit(ctx: Any, shared: Any) -> None:
-        with utils.when(arith.cmpi(arith.CmpIPredicate.eq, _thread(), _i32(0))):
-            _asm(
+    @m.inline(plgpu.RefType())
+    def emit(shared: Any) -> None:
+        with utils.when(m.less(_thread(), m.i32(1))):
+            m.effect(
                 "mbarrier.init.shared.b64 [$0], 1;"
                 f" mbarrier.arrive.expect_tx.shared.b64 _, [$0], {4 * size};"
                 " fence.mbarrier_init.release.cluster;",
                 _address(shared),
+                constraints="r",
             )
-        _asm("barrier.cluster.arrive.relaxed.aligned;")
+        m.effect("barrier.cluster.arrive.relaxed.aligned;")
 
     emit(shared)
 
@@ -45,9 +47,9 @@ def open_mailbox(shared: Any, size: int) -> None:
 def wait() -> None:
     """Wait until every CTA of the cluster has made its barrier."""
 
-    @plgpu.inline_mgpu()
-    def emit(ctx: Any) -> None:
-        _asm("barrier.cluster.wait.acquire.aligned;")
+    @m.inline()
+    def emit() -> None:
+        m.effect("barrier.cluster.wait.acquire.aligned;")
 
     emit()
 
@@ -57,15 +59,14 @@ def total(value: jax.Array, shared: Any, size: int) -> jax.Array:
 
     A CTA ends only when all numbers are in, so none is sent to a CTA that has ended.
     """
-
     # Every thread stores it, so that each may read it back without a barrier.
     shared[2 + size] = value
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
-    def emit(ctx: Any, shared: Any) -> None:
+    @m.inline(plgpu.RefType())
+    def emit(shared: Any) -> None:
         base, thread = _address(shared), _thread()
-        with utils.when(arith.cmpi(arith.CmpIPredicate.ult, thread, _i32(size))):
-            _asm(
+        with utils.when(m.less(thread, m.i32(size))):
+            m.effect(
                 "{ .reg .b32 rank, mine, there, bar; .reg .f32 own;"
                 f" ld.shared.f32 own, [$0 + {8 + 4 * size}]; mov.u32 rank, %cluster_ctarank;"
                 " mad.lo.u32 mine, rank, 4, $0; add.u32 mine, mine, 8;"
@@ -74,29 +75,22 @@ def total(value: jax.Array, shared: Any, size: int) -> jax.Array:
                 " st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], own, [bar]; }",
                 base,
                 thread,
+                constraints="r,r",
             )
-        _asm(
+        m.effect(
             "{ .reg .pred done; again:"
             " mbarrier.try_wait.parity.shared.b64 done, [$0], 0; @!done bra again; }",
             base,
+            constraints="r",
         )
 
     emit(shared)
     return functools.reduce(operator.add, (shared[2 + i] for i in range(size)))
 
 
-def _i32(value: int) -> Any:
-    return utils.c(value, ir.IntegerType.get_signless(32))
-
-
 def _thread() -> Any:
-    return arith.andi(utils.thread_idx(), _i32(THREADS - 1))
+    return m.mask(utils.thread_idx(), THREADS - 1)
 
 
 def _address(shared: Any) -> Any:
-    return llvm.ptrtoint(ir.IntegerType.get_signless(32), utils.memref_ptr(shared))
-
-
-def _asm(text: str, *operands: Any) -> None:
-    constraints = ",".join([*["r"] * len(operands), "~{memory}"])
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, text, constraints, has_side_effects=True)
+    return llvm.ptrtoint(m.i32_type(), utils.memref_ptr(shared))

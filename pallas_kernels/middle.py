@@ -112,7 +112,8 @@ def middle(
         out_type=[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes.values()],
         grid=(B * sizes.HV,),
         grid_names=("head",),
-        **(dict(cluster=(tiles,), cluster_names=("tile",)) if tiles > 1 else {}),
+        cluster=(tiles,) if tiles > 1 else (),
+        cluster_names=("tile",) if tiles > 1 else (),
         scratch_types=[
             plgpu.SMEM((2, sizes.K), jnp.float32),
             plgpu.SMEM((2, tile), jnp.float32),

@@ -4,7 +4,7 @@ The interpreter cannot run it; the tests repeat its index equations in NumPy.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.experimental.mosaic.gpu import utils
@@ -43,52 +43,29 @@ class Share(NamedTuple):
         return min(self.rows, 2)
 
 
-def digits_shape(share: Share) -> tuple[int, int, int]:
-    """Shared memory for the digits of x, int32."""
-    return -(-share.rows // 2), share.steps, THREADS
-
-
-def factors_shape(share: Share) -> tuple[int]:
-    """Shared memory for what a lane's sums are multiplied by, float32."""
-    return (4 * -(-share.rows // 2),)
-
-
-def inbox_shape(share: Share, ranks: int) -> tuple[int, int, int]:
-    """Shared memory for what the CTAs of a cluster send, float32."""
-    return -(-share.rows // ranks), ranks, share.tiles * TILE
-
-
 class Cta:
     """One CTA's registers and references while its code is emitted."""
 
-    def __init__(self, share: Share, have: Any, x: Any, w: Any, digits: Any, factors: Any) -> None:
+    def __init__(self, share: Share, have: Any, *refs: Any) -> None:
         self.share, self.have = share, have
-        self.x, self.w, self.digits, self.factors = x, w, digits, factors
+        self.x, self.w, self.parts, self.digits, self.factors = refs
         self.thread = m.mask(utils.thread_idx(), THREADS - 1)
         self.warp, self.lane = arith.shrui(self.thread, m.i32(5)), m.mask(self.thread, 31)
         self.quad = m.mask(self.thread, 3)
 
-    def run(
-        self,
-        put: Callable[..., None],
-        *,
-        early: Callable[[], list[Any]] = list,
-        ready: Callable[[], None] = lambda: None,
-    ) -> list[Any]:
-        """All tiles, ``put`` for every sum; ``early`` between the first loads and their use."""
+    def run(self) -> None:
+        """All tiles."""
         share = self.share
         chunks = share.steps // share.chunk
         queue = [self._load(*map(m.i32, divmod(i, chunks))) for i in range(share.ahead)]
-        terms = early()
         # Without it the compiler puts these loads behind the wait for x.
         utils.warpgroup_barrier()
         self._store_digits()
         utils.warpgroup_barrier()
-        ready()
         none = [m.zero()] * (2 * len(range(0, share.rows, 2)))
         if share.tiles * chunks == share.ahead == 1:
-            self._put(self._add_products(none, queue[0], m.i32(0)), m.i32(0), put)
-            return terms
+            self._put(self._add_products(none, queue[0], m.i32(0)), m.i32(0))
+            return
 
         def following(tile: Any, chunk: Any) -> tuple[Any, Any]:
             chunk = arith.addi(chunk, m.i32(1))
@@ -111,14 +88,13 @@ class Cta:
             sums = self._add_products(sums, queued[:size], chunk)
 
             def finish() -> list[Any]:
-                self._put(sums, tile, put)
+                self._put(sums, tile)
                 return none
 
             last = arith.cmpi(arith.CmpIPredicate.eq, chunk, m.i32(chunks - 1))
             sums = m.either(last, finish, sums)
             places = [*following(tile, chunk), *following(tile_ahead, chunk_ahead)]
             scf.yield_([*places, *sums, *queued[size:], *new])
-        return terms
 
     def _load(self, tile: Any, chunk: Any) -> list[Any]:
         """A lane's weights and scales of a chunk: vectors of int32, four and one or two a step.
@@ -172,13 +148,14 @@ class Cta:
                         sums[2 * q + half] = llvm.intr_fma(arith.sitofp(m.f32(), both), scale, acc)
         return sums
 
-    def _put(self, sums: list[Any], tile: Any, put: Callable[..., None]) -> None:
+    def _put(self, sums: list[Any], tile: Any) -> None:
         """The two lanes of a row of x, or all four, add what they have; one writes row r of the
         weights, the other row r + 8.
         """
         odd = arith.cmpi(arith.CmpIPredicate.ne, m.mask(self.quad, 1), m.i32(0))
         n = arith.addi(arith.shli(self.warp, m.i32(4)), arith.shrui(self.lane, m.i32(2)))
         n = arith.addi(n, arith.shli(m.mask(self.quad, 1), m.i32(3)))
+        n = arith.addi(n, arith.muli(tile, m.i32(TILE)))
         for q in range(len(sums) // 2):
             factor = llvm.load(
                 m.f32(), m.at(self.factors, arith.addi(self.quad, m.i32(4 * q)), m.f32())
@@ -189,7 +166,9 @@ class Cta:
             r = arith.addi(arith.shrui(self.quad, m.i32(1)), m.i32(2 * q))
             if self.share.sharing == 1:
                 total = arith.addf(total, utils.shfl_bfly(total, 2))
-            put(tile, total, r, n, m.less(r, self.have))
+            with utils.when(m.less(r, self.have)):
+                at = arith.addi(arith.muli(r, m.i32(m.stride(self.parts))), n)
+                llvm.store(total, m.at(self.parts, at, m.f32()))
 
     def _store_digits(self) -> None:
         """A warp takes one row of x at a time, and requests its next one before."""
@@ -291,3 +270,23 @@ def _digits(values: Sequence[Any], scale: Any) -> list[Any]:
     low, high = ([m.prmt(a, b, n), m.prmt(c, d, n)] for n in (0x5140, 0x7362))
     words = [m.prmt(x, y, n) for x, y in (low, high) for n in (0x5410, 0x7632)]
     return [*(arith.xori(word, m.i32(0x80808080)) for word in words[:3]), words[3]]
+
+
+def write_partial_sums(
+    share: Share, have: Any, x: Any, w: Any, parts: Any, digits: Any, factors: Any
+) -> None:
+    """``parts[r, n] = sum_k w[n, k]·x[r, k]`` over the CTA's columns.
+
+    Args:
+        have: int32 [128], all the same: rows of x that there are, the rest is left alone.
+        x: float32 [rows, 64·steps] in global memory, as all references but the last two.
+        w: blocks [tiles, steps, 9, 64].
+        parts: float32 [rows, 64·tiles].
+        digits, factors: shared memory of the shapes above.
+    """
+
+    @m.inline(SAME, *[plgpu.RefType()] * 5)
+    def emit(have: Any, x: Any, w: Any, parts: Any, digits: Any, factors: Any) -> None:
+        Cta(share, m.elements(have.registers.item())[0], x, w, parts, digits, factors).run()
+
+    emit(have, x, w, parts, digits, factors)

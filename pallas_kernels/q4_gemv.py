@@ -33,7 +33,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import jobs, q4_fragments, q4_sums, tuning
+from pallas_kernels import jobs, q4_fragments, tuning
 from pallas_kernels.q4_fragments import Share
 from pallas_kernels.q4_layout import BLOCK, TILE, shape_reason
 
@@ -59,12 +59,12 @@ class _Grid(NamedTuple):
         return self.N // (TILE * self.share.tiles)
 
     def scratch(self) -> dict[str, Any]:
-        share = self.share
+        """Digits of each two rows of x, and what a lane's sums are multiplied by."""
+        share, pairs = self.share, -(-self.share.rows // 2)
+        digits = plgpu.SMEM((pairs, share.steps, q4_fragments.THREADS), jnp.int32)
         return {
-            f"q4_digits_{share.rows}_{share.steps}": plgpu.SMEM(
-                q4_fragments.digits_shape(share), jnp.int32
-            ),
-            f"q4_factors_{share.rows}": plgpu.SMEM(q4_fragments.factors_shape(share), jnp.float32),
+            f"q4_digits_{share.rows}_{share.steps}": digits,
+            f"q4_factors_{share.rows}": plgpu.SMEM((4 * pairs,), jnp.float32),
         }
 
     def views(self, group: Any, split: Any, block: Any, x: Any, w: Any) -> tuple[Any, Any, Any]:
@@ -113,14 +113,14 @@ def job(x: jax.Array, w: jax.Array, *, plan: tuning.Q4Plan | None = None) -> job
         ValueError: sizes that do not fit each other.
     """
     _check(x, w)
-    grid = _grid(x, w, plan or tuning.q4_plan(x.shape[0], w.shape[1]))
+    grid = _grid(x, w, plan or tuning.q4_plan(x.shape[0], *w.shape[:2]))
 
     def body(index: Any, x: Any, w: Any, parts: Any, digits: Any, factors: Any) -> None:
         index, block = lax.div(index, grid.blocks), lax.rem(index, grid.blocks)
         group, split = lax.div(index, grid.splits), lax.rem(index, grid.splits)
         have, x, w = grid.views(group, split, block, x, w)
         parts = parts.at[split, grid.rows_of(block), grid.columns_of(group)]
-        q4_sums.write_partial_sums(grid.share, have, x, w, parts, digits, factors)
+        q4_fragments.write_partial_sums(grid.share, have, x, w, parts, digits, factors)
 
     return jobs.Job(
         ctas=grid.groups * grid.splits * grid.blocks,
@@ -147,27 +147,24 @@ def gemv_parts(
     return parts
 
 
-@functools.partial(jax.jit, static_argnames=("cluster", "plan"))
+@functools.partial(jax.jit, static_argnames="plan")
 def gemv(
     x: jax.Array,
     w: jax.Array,
     *,
     residual: jax.Array | None = None,
-    cluster: bool,
     plan: tuning.Q4Plan | None = None,
     after: jax.Array | None = None,
 ) -> jax.Array:
     """``y = w·x + residual``: x float32 [B, K], w the blocks of weights [N, K] -> y float32 [B, N].
 
-    K slices are added in order of their columns, the residual last. Equal arguments give equal
-    bits. A row of x that is not finite gives a row of NaN and touches no other.
+    XLA adds the K slices, in order of their columns and the residual last, and may fuse the sum
+    with what follows. Equal arguments give equal bits. A row of x that is not finite gives a row
+    of NaN and touches no other.
 
     Args:
-        x, w, after: as for :func:`gemv_parts`; B may be 0.
+        x, w, plan, after: as for :func:`gemv_parts`; B may be 0.
         residual: float32 [B, N].
-        cluster: K slices are the CTAs of a cluster, which needs compute capability 9.0, and the sum
-            is made in the kernel. Otherwise, and where K is too long for it, XLA adds them.
-        plan: as for :func:`job`.
     """
     _check(x, w)
     shape = x.shape[0], w.shape[0] * TILE
@@ -175,34 +172,5 @@ def gemv(
         raise ValueError(f"residual is {residual.shape}, needed {shape}")
     if shape[0] == 0:
         return jnp.zeros(shape, jnp.float32)
-    if cluster and plan is None:
-        plan = tuning.q4_cluster_plan(shape[0], w.shape[1])
-    if not cluster or plan is None:
-        parts = functools.reduce(operator.add, gemv_parts(x, w, plan=plan, after=after))
-        return parts if residual is None else parts + residual
-    grid = _grid(x, w, plan)
-    extra = [] if residual is None else [residual]
-    unread = [] if after is None else [after]
-
-    def body(x: Any, w: Any, *refs: Any) -> None:
-        residuals, (y, *scratch) = refs[: len(extra)], refs[len(extra) + len(unread) :]
-        index, split = lax.axis_index("cta"), lax.axis_index("split")
-        group, block = lax.div(index, grid.blocks), lax.rem(index, grid.blocks)
-        have, x, w = grid.views(group, split, block, x, w)
-        y, *last = (a.at[grid.rows_of(block), grid.columns_of(group)] for a in (y, *residuals))
-        q4_sums.write_sums(
-            grid.share, grid.splits, have, x, w, last[0] if last else None, y, *scratch
-        )
-
-    inbox = q4_fragments.inbox_shape(grid.share, grid.splits)
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((grid.B, grid.N), jnp.float32),
-        grid=(grid.groups * grid.blocks,),
-        grid_names=("cta",),
-        cluster=(grid.splits,),
-        cluster_names=("split",),
-        scratch_types=[*grid.scratch().values(), plgpu.SMEM(inbox, jnp.float32)],
-        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
-        kernel_name="q4_gemv",
-    )(x, w, *extra, *unread)
+    y = functools.reduce(operator.add, gemv_parts(x, w, plan=plan, after=after))
+    return y if residual is None else y + residual

@@ -49,35 +49,19 @@ class Q4Plan(NamedTuple):
     ahead: int
 
 
-Q4_DIGITS = 1 << 16
-"""Bytes of shared memory for the digits of x: 256 for a row of x and 64 columns."""
+def q4_plan(B: int, row_tiles: int, steps: int) -> Q4Plan:
+    """For B rows of x and weights of ``row_tiles`` · 64 rows and ``steps`` · 64 columns.
 
-
-_Q4_PARTS = ((1, (8, 1, 8, 1)), (2, (8, 4, 4, 1)), (4, (8, 4, 2, 2)), (None, (10, 4, 2, 2)))
-"""Up to so many rows of x: the longest slice in steps, the tiles, the longest chunk, ``ahead``."""
-
-_Q4_CLUSTER = ((1, (2, 4)), (2, (3, 2)), (4, (2, 2)), (None, (2, 1)))
-"""Up to so many rows of x: the longest chunk, ``ahead``."""
-
-
-def q4_plan(B: int, steps: int) -> Q4Plan:
-    """For B rows of x and weights of ``steps`` · 64 columns, partial sums as the result."""
-    longest, tiles, chunk, ahead = _row_of(_Q4_PARTS, B)
-    mine = _largest_divisor(steps, longest)
-    return Q4Plan(16, steps // mine, tiles, _largest_divisor(mine, chunk), ahead)
-
-
-def q4_cluster_plan(B: int, steps: int) -> Q4Plan | None:
-    """The same with the K slices in one cluster; None where they are too long for it."""
-    splits = _largest_divisor(steps, 8)
-    mine = steps // splits
-    rows = min(16, Q4_DIGITS // (512 * mine) * 2)
-    chunk, ahead = _row_of(_Q4_CLUSTER, B)
-    return Q4Plan(rows, splits, 1, _largest_divisor(mine, chunk), ahead) if rows else None
-
-
-def _row_of(table: tuple[tuple[int | None, tuple[int, ...]], ...], B: int) -> tuple[int, ...]:
-    return next(row for most, row in table if most is None or most >= B)
+    A slice is one chunk if that leaves at most 16 of them, for the partial sums of many slices
+    cost as much as what they save. Several row tiles a CTA share the digits of x.
+    """
+    if B <= 2:
+        mine = _largest_divisor(steps, 8)
+        chunk = mine if B == 1 else _largest_divisor(mine, 4)
+        return Q4Plan(2, steps // mine, 1 if B == 1 else 4, chunk, 1)
+    chunk = _largest_divisor(steps, 5)
+    mine = chunk if steps // chunk <= 16 else _largest_divisor(steps, 8)
+    return Q4Plan(8, steps // mine, 8 if row_tiles >= 96 else 2, _largest_divisor(mine, chunk), 1)
 
 
 def _largest_divisor(n: int, limit: int) -> int:

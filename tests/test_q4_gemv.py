@@ -1,6 +1,5 @@
 """The int4 kernel: its layout, its arithmetic in NumPy as the warps do it, and its lowering."""
 
-import functools
 from typing import Any
 
 import jax
@@ -182,23 +181,20 @@ CASES = [(*shape, 1) for shape in SHAPES] + [(5120, 6144, 3), (16384, 5120, 64),
 def test_every_shape_lowers_for_cuda(N, K, B):
     args = floats(B, K), blocks_of(N, K), floats(B, N), floats(8)
 
-    def sums(x, w, residual, after, *, cluster=True):
-        return q4_gemv.gemv(x, w, residual=residual, cluster=cluster, after=after)
+    def sums(x, w, residual, after):
+        return q4_gemv.gemv(x, w, residual=residual, after=after)
 
     text = lowered(sums, *args)
     assert text.count("mosaic_gpu_v2") == 1
-    assert "stablehlo.add" not in text
     call = next(line for line in text.splitlines() if "mosaic_gpu_v2" in line)
     assert "tensor<8xf32>" in call
-    assert jax.eval_shape(sums, *args).shape == (B, N)
-    text = lowered(functools.partial(sums, cluster=False), *args)
-    assert text.count("mosaic_gpu_v2") == 1
-    splits = tuning.q4_plan(B, K // 64).splits
+    splits = tuning.q4_plan(B, N // 64, K // 64).splits
     assert text.count("stablehlo.add") == splits
+    assert jax.eval_shape(sums, *args).shape == (B, N)
     assert jax.eval_shape(q4_gemv.gemv_parts, *args[:2]).shape == (splits, B, N)
 
 
-@pytest.mark.parametrize(("B", "splits"), [(1, 10), (6, 8)])
+@pytest.mark.parametrize(("B", "splits"), [(1, 10), (6, 16)])
 def test_matrices_of_one_width_share_a_launch_and_the_digits_memory(B, splits):
     def both(x, *weights):
         parts = [q4_gemv.job(x, w) for w in weights]
@@ -211,23 +207,18 @@ def test_matrices_of_one_width_share_a_launch_and_the_digits_memory(B, splits):
     assert shapes == [(splits, B, 10240), (splits, B, 6144)]
 
 
-@given(st.integers(1, 70), st.integers(1, 300))
-def test_a_plan_divides_its_work_and_fits_into_shared_memory(B, steps):
-    in_cluster = tuning.q4_cluster_plan(B, steps)
-    assert in_cluster is None or in_cluster.splits <= 8
-    for plan in filter(None, (tuning.q4_plan(B, steps), in_cluster)):
-        mine = steps // plan.splits
-        assert mine * plan.splits == steps
-        assert mine % plan.chunk == 0
-        assert 512 * mine * -(-min(B, plan.rows) // 2) <= 64 * 1024
+@given(st.integers(1, 70), st.integers(1, 300), st.integers(1, 300))
+def test_a_plan_divides_its_work_and_fits_into_shared_memory(B, row_tiles, steps):
+    plan = tuning.q4_plan(B, row_tiles, steps)
+    mine = steps // plan.splits
+    assert mine * plan.splits == steps
+    assert mine % plan.chunk == 0
+    assert 512 * mine * -(-min(B, plan.rows) // 2) <= 48 * 1024
 
 
 def test_the_27b_shapes_have_short_slices():
-    for steps, splits, in_cluster in ((80, 8, 8), (96, 12, 8), (1, 1, 1), (11, 11, 1)):
-        assert tuning.q4_plan(8, steps).splits == splits
-        plan = tuning.q4_cluster_plan(8, steps)
-        assert plan is not None
-        assert plan.splits == in_cluster
+    for row_tiles, steps, splits in ((256, 80, 16), (80, 96, 12), (1, 1, 1), (4, 11, 11)):
+        assert tuning.q4_plan(8, row_tiles, steps).splits == splits
 
 
 def test_sizes_that_do_not_fit_are_refused():
@@ -236,12 +227,12 @@ def test_sizes_that_do_not_fit_are_refused():
         with pytest.raises(ValueError, match="do not fit each other"):
             q4_gemv.gemv_parts(*args)
         with pytest.raises(ValueError, match="do not fit each other"):
-            q4_gemv.gemv(*args, cluster=True)
+            q4_gemv.gemv(*args)
     with pytest.raises(ValueError, match="2 blocks of columns cannot be divided"):
         q4_gemv.gemv_parts(x, blocks, plan=tuning.Q4Plan(1, 3, 1, 1, 1))
     with pytest.raises(ValueError, match=r"residual is \(1, 1\), needed \(1, 64\)"):
-        q4_gemv.gemv(x, blocks, residual=x[:, :1], cluster=True)
-    assert q4_gemv.gemv(x[:0], blocks, cluster=True).shape == (0, 64)
+        q4_gemv.gemv(x, blocks, residual=x[:, :1])
+    assert q4_gemv.gemv(x[:0], blocks).shape == (0, 64)
 
 
 def test_the_kernels_form_is_a_weight_like_any_other():

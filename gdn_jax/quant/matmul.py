@@ -14,7 +14,7 @@ from gdn_jax.errors import BackendUnavailableError, UnknownNameError
 from gdn_jax.quant.kernel_layout import Q4Kernel, check_int4, from_kernel, to_kernel
 from gdn_jax.quant.q4array import GROUP, SHIFTS, WORDS, Q4Array, dequantize, unpack
 from gdn_jax.types import Array
-from pallas_kernels import q4_gemv, support
+from pallas_kernels import q4_gemv
 
 ACTIVATIONS = ("f32", "q8")
 
@@ -90,7 +90,7 @@ def _takes_kernel(w: Q4Array | Q4Kernel, activations: str, backend: str | None) 
 
 @custom_batching.sequential_vmap
 def _gemv(x: Array, blocks: Array) -> Array:
-    return q4_gemv.gemv(x, blocks, cluster=support.has_clusters())
+    return q4_gemv.gemv(x, blocks)
 
 
 def matmul_f32(x: Array, w: Q4Array | Q4Kernel) -> Array:
