@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.jobs import Job
-from pallas_kernels.layouts import channels, load, taps_of_channels
+from pallas_kernels.layouts import channels, load, taps_of
 from pallas_kernels.place import Place, Row
 
 
@@ -51,12 +50,7 @@ def _body(W: int, width: int, pieces: int, index: Any, *refs: Any) -> None:
     mine = pl.ds(lax.rem(index, pieces) * width, width)
     layout = channels(width)
     row = Row.of(tuple(place), b)
-    every = load(weight.at[mine], taps_of_channels(width))
-    tap = plgpu.broadcasted_iota(jnp.int32, (width, W), 1, layout=taps_of_channels(width))
-    taps = [
-        plgpu.layout_cast(jnp.sum(jnp.where(tap == j, every, 0.0), axis=1), layout)
-        for j in range(W)
-    ]
+    taps = taps_of(weight.at[mine], width)
 
     @pl.when(b == 0)
     def _():

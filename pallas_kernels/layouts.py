@@ -42,12 +42,19 @@ def channels(width: int) -> Any:
     )
 
 
-def taps_of_channels(width: int) -> Any:
-    """A [width, W] array, width 64 or 128: a row a thread, as in :func:`channels`."""
+def taps_of(weight: Any, width: int) -> list[jax.Array]:
+    """The columns of a reference [width, W], each in the layout of :func:`channels`.
+
+    There are no strided loads: a thread loads its row and picks.
+    """
     warps = (-4,) if width == 128 else (-4, plgpu.Replicated(2))
-    return plgpu.Layout.TILED(
+    layout = plgpu.Layout.TILED(
         plgpu.Tiling(((width, 1), (32, 1))), warp_dims=warps, lane_dims=(-2,), vector_dim=-1
     )
+    rows = load(weight, layout)
+    column = plgpu.broadcasted_iota(jnp.int32, rows.shape, 1, layout=layout)
+    picked = (jnp.sum(jnp.where(column == j, rows, 0.0), axis=1) for j in range(rows.shape[1]))
+    return [plgpu.layout_cast(tap, channels(width)) for tap in picked]
 
 
 def load(ref: Any, layout: Any) -> jax.Array:

@@ -1,11 +1,20 @@
 """What this package can run on the present device."""
 
+from typing import NamedTuple
+
 import jax
 
 from pallas_kernels import tuning
 
 KERNELS = frozenset(
-    {"decode_step", "decode", "trace_step", "recurrent_gated_delta_rule", "q4_matmul"}
+    {
+        "decode_step",
+        "decode",
+        "trace_step",
+        "recurrent_gated_delta_rule",
+        "causal_conv1d",
+        "q4_matmul",
+    }
 )
 """Operators that have a kernel."""
 
@@ -22,38 +31,47 @@ def _capability() -> tuple[int, ...]:
     return tuple(map(int, str(jax.devices()[0].compute_capability).split(".")))
 
 
-def unavailable_reason(
-    op: str,
-    *,
-    K: int | None = None,
-    V: int | None = None,
-    W: int | None = None,
-    tokens: int | None = None,
-) -> str | None:
-    """Why no kernel runs ``op`` here, in one sentence that says what would; None when one does.
+class Sizes(NamedTuple):
+    """Sizes that decide what runs; None where nobody knows them."""
 
-    Sizes left out are not asked about.
-    """
-    why = _why_not(op, K, V, W, tokens)
+    K: int | None = None
+    V: int | None = None
+    W: int | None = None
+    C: int | None = None
+    tokens: int | None = None
+
+
+UNKNOWN = Sizes()
+
+
+def unavailable_reason(op: str, sizes: Sizes = UNKNOWN) -> str | None:
+    """Why no kernel runs ``op`` here, in one sentence that says what would; None when one does."""
+    why = f"there is no Pallas kernel for {op} in this version" if op not in KERNELS else None
+    why = why or _device_reason() or _size_reason(sizes)
     return why and f"{why}; backend='xla' runs it"
 
 
-def _why_not(
-    op: str, K: int | None, V: int | None, W: int | None, tokens: int | None
-) -> str | None:
-    if op not in KERNELS:
-        return f"there is no Pallas kernel for {op} in this version"
+def _device_reason() -> str | None:
     device = jax.devices()[0]
     if "cuda" not in device.client.platform_version.lower():
         return f"no CUDA GPU, the device is {device.platform}"
     if _capability() < MIN_CAPABILITY:
         needed = ".".join(map(str, MIN_CAPABILITY))
         return f"compute capability {device.compute_capability}, the kernel needs {needed}"
-    for name, size in (("K", K), ("V", V)):
-        if size is not None and size not in tuning.HEAD_DIMS:
-            return f"{name} is {size}, the kernel needs {' or '.join(map(str, tuning.HEAD_DIMS))}"
-    if W is not None and W not in tuning.CONV_WIDTHS:
-        return f"W is {W}, the kernel needs 2, 3 or 4"
+    return None
+
+
+def _size_reason(sizes: Sizes) -> str | None:
+    K, V, W, C, tokens = sizes
+    for name, size, legal in (
+        ("K", K, tuning.HEAD_DIMS),
+        ("V", V, tuning.HEAD_DIMS),
+        ("W", W, tuning.CONV_WIDTHS),
+    ):
+        if size is not None and size not in legal:
+            return f"{name} is {size}, the kernel needs {' or '.join(map(str, legal))}"
+    if C is not None and C % tuning.CHANNELS:
+        return f"C is {C}, the kernel needs a multiple of {tuning.CHANNELS}"
     if tokens is not None and tokens > tuning.MAX_TOKENS:
         return f"T is {tokens}, the kernel takes at most {tuning.MAX_TOKENS} tokens"
     return None

@@ -9,7 +9,10 @@ HEAD_DIMS = (64, 128)
 """Widths K and V that the kernels are written for."""
 
 CONV_WIDTHS = (2, 3, 4)
-"""Taps of the convolution that the middle kernel is written for."""
+"""Taps of the convolution that the kernels are written for."""
+
+CHANNELS = 64
+"""Channels of the convolution come in multiples of it."""
 
 TILES = (32, 64, 128)
 """Columns of S that a CTA may own."""

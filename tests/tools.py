@@ -14,10 +14,13 @@ import gdn_jax as gdn
 from gdn_jax.backend import BACKENDS, unavailable_reason
 from gdn_jax.verify.metrics import distance, unequal
 from pallas_kernels import support
+from pallas_kernels.support import Sizes
 from tests.cases import LayerCase, layer_inputs
 
 OP = "recurrent_gated_delta_rule"
-RUNNABLE = [name for name in BACKENDS if unavailable_reason(OP, None, name, K=16, V=8) is None]
+RUNNABLE = [
+    name for name in BACKENDS if unavailable_reason(OP, None, name, Sizes(K=16, V=8)) is None
+]
 """Backends for the small heads of the shared cases; wide ones: test_pallas_delta_rule.py."""
 
 
