@@ -131,7 +131,7 @@ def test_a_wrong_layer_fails_with_status_1(monkeypatch: pytest.MonkeyPatch, tmp_
         (["verify", "--preset", "tiny", "--oracle", "/no/file"], "/no/file"),
         (["verify", "--preset", "tiny", "--seed", "12345"], "needed 12345"),
         (["verify", "--preset", "tiny", "--backend", "cuda"], "no backend 'cuda'"),
-        (["verify", "--preset", "tiny", "--backend", "pallas"], "no Pallas kernel"),
+        (["verify", "--preset", "tiny", "--backend", "pallas"], "no CUDA GPU"),
         (["verify", "--preset", "tiny", "--json", "/no/such/folder/r.json"], "no directory"),
         (["verify", "--preset", "tiny", "--oracle", "live", "--oracle-python", "/no/py"], "/no/py"),
         (["oracle", "export", "--preset", "tiny"], "Missing option '--out'"),
@@ -160,7 +160,7 @@ def test_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert [row["preset"] for row in found["presets"]] == list(PRESETS)
-    for said in (*PRESETS, "no Pallas kernel", "cpu"):
+    for said in (*PRESETS, "no CUDA GPU", "cpu"):
         assert said in printed
     big = next(row for row in found["presets"] if row["preset"] == "qwen3.5-27b")
     assert big["state"] == 4 * (48 * 128 * 128 + 3 * 10240)
