@@ -12,30 +12,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import llvm
 
 from pallas_kernels import mlir as m
+from pallas_kernels.layouts import channels
 
 THREADS = 128
 
 
 def scratch(size: int) -> Any:
-    """Shared memory for :func:`total`: a barrier of 8 bytes, what ``size`` CTAs send, the own."""
-    return plgpu.SMEM((3 + size,), jnp.float32)
+    """Shared memory for :func:`total`: a barrier of 8 bytes, what ``size`` CTAs send, and the own
+    number once for every thread.
+    """
+    return plgpu.SMEM((2 + size + THREADS,), jnp.float32)
 
 
-def open_mailbox(shared: Any, size: int) -> None:
+def open_mailbox(shared: Any) -> None:
     """Make this CTA's barrier and say so, without waiting for the others."""
 
     @m.inline(plgpu.RefType())
     def emit(shared: Any) -> None:
         with utils.when(m.less(_thread(), m.i32(1))):
             m.effect(
-                "mbarrier.init.shared.b64 [$0], 1;"
-                f" mbarrier.arrive.expect_tx.shared.b64 _, [$0], {4 * size};"
-                " fence.mbarrier_init.release.cluster;",
+                "mbarrier.init.shared.b64 [$0], 1; fence.mbarrier_init.release.cluster;",
                 _address(shared),
                 constraints="r",
             )
@@ -59,16 +62,21 @@ def total(value: jax.Array, shared: Any, size: int) -> jax.Array:
 
     A CTA ends only when all numbers are in, so none is sent to a CTA that has ended.
     """
-    # Every thread stores it, so that each may read it back without a barrier.
-    shared[2 + size] = value
+    copies = lax.broadcast_in_dim(value, (THREADS,), ())
+    shared[pl.ds(2 + size, THREADS)] = plgpu.layout_cast(copies, channels(THREADS))
 
     @m.inline(plgpu.RefType())
     def emit(shared: Any) -> None:
         base, thread = _address(shared), _thread()
+        with utils.when(m.less(thread, m.i32(1))):
+            m.effect(
+                f"mbarrier.arrive.expect_tx.shared.b64 _, [$0], {4 * size};", base, constraints="r"
+            )
         with utils.when(m.less(thread, m.i32(size))):
             m.effect(
                 "{ .reg .b32 rank, mine, there, bar; .reg .f32 own;"
-                f" ld.shared.f32 own, [$0 + {8 + 4 * size}]; mov.u32 rank, %cluster_ctarank;"
+                f" mad.lo.u32 mine, $1, 4, $0; ld.shared.f32 own, [mine + {8 + 4 * size}];"
+                " mov.u32 rank, %cluster_ctarank;"
                 " mad.lo.u32 mine, rank, 4, $0; add.u32 mine, mine, 8;"
                 " mapa.shared::cluster.u32 there, mine, $1;"
                 " mapa.shared::cluster.u32 bar, $0, $1;"

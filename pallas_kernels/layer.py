@@ -74,12 +74,12 @@ def step(
         y [B, D], S, hist, and the intermediates by name.
     """
     states = jax.new_ref(S), jax.new_ref(hist)
-    # The few long rows of b and a first, in slices, so that they are not what all wait for.
+    # What waits more than it loads goes first: at the end all would wait for it.
     slices = next(n for n in (4, 2, 1) if x.shape[1] % (float_gemv.UNIT * n) == 0)
     jobs = [float_gemv.job(x, w, splits=slices) for w in (weights.b, weights.a)]
-    jobs += [project(x, w) for w in (weights.qkv, weights.z)]
     jobs.append(history.job(states[1], weights.conv, place, len(x)))
-    (b,), (a,), (qkv,), (z,), ends = launch(jobs, name="gdn_input_projections", interpret=interpret)
+    jobs += [project(x, w) for w in (weights.qkv, weights.z)]
+    (b,), (a,), ends, (qkv,), (z,) = launch(jobs, name="gdn_input_projections", interpret=interpret)
     onn, seen = middle(
         Projected(qkv, z, b, a, *ends),
         weights.small,

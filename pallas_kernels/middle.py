@@ -143,7 +143,7 @@ def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *r
     mine, here, keys = pl.ds(j * tile, tile), pl.ds(h * V + j * tile, tile), pl.ds(hk * K, K)
     at_q, at_k, at_v = keys, pl.ds((HK + hk) * K, K), pl.ds(2 * HK * K + h * V + j * tile, tile)
     if tiles > 1:
-        cluster.open_mailbox(mailbox, tiles)
+        cluster.open_mailbox(mailbox)
 
     def sync() -> None:
         if not interpreted:
