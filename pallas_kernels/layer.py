@@ -5,6 +5,7 @@ in one loop with whatever follows: less than what a sum inside the kernel cost.
 """
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -36,9 +37,11 @@ def is_int4(w: jax.Array) -> bool:
     return w.ndim == 4
 
 
-def project(x: jax.Array, w: jax.Array) -> Job:
-    """The job of ``w·x`` for float or int4 weights: partial sums float32 [splits, B, N]."""
-    return q4_gemv.job(x, w) if is_int4(w) else float_gemv.job(x, w)
+def projections(x: jax.Array, *weights: jax.Array) -> list[Job]:
+    """Jobs of ``w·x`` for float or int4 weights, in order: partial sums float32 [splits, B, N]."""
+    if all(map(is_int4, weights)):
+        return [q4_gemv.job(x, *weights)]
+    return [q4_gemv.job(x, w) if is_int4(w) else float_gemv.job(x, w) for w in weights]
 
 
 @functools.partial(jax.jit, static_argnames=("sizes", "trace", "clusters", "interpret"))
@@ -74,12 +77,14 @@ def step(
         y [B, D], S, hist, and the intermediates by name.
     """
     states = jax.new_ref(S), jax.new_ref(hist)
-    # What waits more than it loads goes first: at the end all would wait for it.
-    slices = next(n for n in (4, 2, 1) if x.shape[1] % (float_gemv.UNIT * n) == 0)
+    # What waits more than it loads goes first: at the end all would wait for it. Rows in slices
+    # take fewer registers than the int4 product, so that as many CTAs fit.
+    slices = next(n for n in (8, 4, 2, 1) if x.shape[1] % (float_gemv.UNIT * n) == 0)
     jobs = [float_gemv.job(x, w, splits=slices) for w in (weights.b, weights.a)]
     jobs.append(history.job(states[1], weights.conv, place, len(x)))
-    jobs += [project(x, w) for w in (weights.qkv, weights.z)]
-    (b,), (a,), ends, (qkv,), (z,) = launch(jobs, name="gdn_input_projections", interpret=interpret)
+    jobs += projections(x, weights.qkv, weights.z)
+    (b,), (a,), ends, *large = launch(jobs, name="gdn_input_projections", interpret=interpret)
+    qkv, z = itertools.chain(*large)
     onn, seen = middle(
         Projected(qkv, z, b, a, *ends),
         weights.small,

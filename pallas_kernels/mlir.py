@@ -1,6 +1,6 @@
 """Short words for the MLIR of a kernel: what Pallas has no words for, and its constants."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax.experimental.mosaic.gpu import utils
@@ -36,6 +36,14 @@ def either(condition: Any, then: Callable[[], list[Any]], otherwise: list[Any]) 
     with ir.InsertionPoint(branch.elseRegion.blocks[0]):
         scf.yield_(otherwise)
     return list(branch.results)
+
+
+def pick(number: Any, values: Iterable[Any]) -> Any:
+    """The value whose place in ``values`` the int32 ``number`` is."""
+    kept, *others = values
+    for i, value in enumerate(others, start=1):
+        kept = arith.select(arith.cmpi(arith.CmpIPredicate.eq, number, i32(i)), value, kept)
+    return kept
 
 
 def mma(acc: list[Any], a: list[Any], b: list[Any]) -> list[Any]:

@@ -46,9 +46,13 @@ class Share(NamedTuple):
 class Cta:
     """One CTA's registers and references while its code is emitted."""
 
-    def __init__(self, share: Share, have: Any, *refs: Any) -> None:
+    def __init__(self, share: Share, have: Any, matrix: Any, *refs: Any) -> None:
         self.share, self.have = share, have
-        self.x, self.w, self.parts, self.digits, self.factors = refs
+        self.x, self.digits, self.factors, *rest = refs
+        w, parts = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        self.w, self.w_stride = m.pick(matrix, map(m.pointer, w)), m.stride(w[0])
+        self.parts = m.pick(matrix, map(m.pointer, parts))
+        self.parts_stride = m.pick(matrix, (m.i32(m.stride(ref)) for ref in parts))
         self.thread = m.mask(utils.thread_idx(), THREADS - 1)
         self.warp, self.lane = arith.shrui(self.thread, m.i32(5)), m.mask(self.thread, 31)
         self.quad = m.mask(self.thread, 3)
@@ -103,9 +107,9 @@ class Cta:
         columns of the product belong to one group, else of both groups.
         """
         vector = functools.partial(ir.VectorType.get, element_type=m.i32_type())
-        tile = arith.muli(arith.extui(m.i64_type(), tile), m.i64(m.stride(self.w)))
+        tile = arith.muli(arith.extui(m.i64_type(), tile), m.i64(self.w_stride))
         chunk = arith.muli(chunk, m.i32(self.share.chunk * _WORDS))
-        first = m.offset(m.at(self.w, tile, m.i32_type()), chunk)
+        first = m.offset(m.offset(self.w, tile), chunk)
         out = []
         for p in range(self.share.chunk):
             base = m.offset(first, m.i32(p * _WORDS))
@@ -167,8 +171,8 @@ class Cta:
             if self.share.sharing == 1:
                 total = arith.addf(total, utils.shfl_bfly(total, 2))
             with utils.when(m.less(r, self.have)):
-                at = arith.addi(arith.muli(r, m.i32(m.stride(self.parts))), n)
-                llvm.store(total, m.at(self.parts, at, m.f32()))
+                at = arith.addi(arith.muli(r, self.parts_stride), n)
+                llvm.store(total, m.offset(self.parts, at))
 
     def _store_digits(self) -> None:
         """A warp takes one row of x at a time, and requests its next one before."""
@@ -272,21 +276,20 @@ def _digits(values: Sequence[Any], scale: Any) -> list[Any]:
     return [*(arith.xori(word, m.i32(0x80808080)) for word in words[:3]), words[3]]
 
 
-def write_partial_sums(
-    share: Share, have: Any, x: Any, w: Any, parts: Any, digits: Any, factors: Any
-) -> None:
-    """``parts[r, n] = sum_k w[n, k]·x[r, k]`` over the CTA's columns.
+def write_partial_sums(share: Share, have: Any, matrix: Any, *refs: Any) -> None:
+    """``parts[r, n] = sum_k w[n, k]·x[r, k]`` over the CTA's columns, for one of some matrices.
 
     Args:
         have: int32 [128], all the same: rows of x that there are, the rest is left alone.
-        x: float32 [rows, 64·steps] in global memory, as all references but the last two.
-        w: blocks [tiles, steps, 9, 64].
-        parts: float32 [rows, 64·tiles].
-        digits, factors: shared memory of the shapes above.
+        matrix: int32 [128], all the same: which of the matrices is the CTA's.
+        refs: x float32 [rows, 64·steps] in global memory; the digits and factors in shared memory;
+            for every matrix w, blocks [tiles, steps, 9, 64]; for every one parts, float32
+            [rows, 64·tiles].
     """
 
-    @m.inline(SAME, *[plgpu.RefType()] * 5)
-    def emit(have: Any, x: Any, w: Any, parts: Any, digits: Any, factors: Any) -> None:
-        Cta(share, m.elements(have.registers.item())[0], x, w, parts, digits, factors).run()
+    @m.inline(SAME, SAME, *[plgpu.RefType()] * len(refs))
+    def emit(have: Any, matrix: Any, *refs: Any) -> None:
+        scalars = (m.elements(same.registers.item())[0] for same in (have, matrix))
+        Cta(share, *scalars, *refs).run()
 
-    emit(have, x, w, parts, digits, factors)
+    emit(have, matrix, *refs)

@@ -23,9 +23,10 @@ x take four columns each, and k runs over one group, low nibbles then high ones.
 """
 
 import functools
+import itertools
 import math
 import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,92 +44,82 @@ def unavailable_reason(N: int, K: int) -> str | None:
     return shape_reason(N, K)
 
 
-class _Grid(NamedTuple):
-    """Sizes of a product, and what each CTA does of it."""
+def job(x: jax.Array, *weights: jax.Array, plan: tuning.Q4Plan | None = None) -> jobs.Job:
+    """Each K slice's share of ``y = w·x``, for some matrices w that x is multiplied with.
 
-    B: int
-    K: int
-    N: int
-    splits: int
-    blocks: int
-    share: Share
-
-    @property
-    def groups(self) -> int:
-        """CTAs that divide the rows of weights among them."""
-        return self.N // (TILE * self.share.tiles)
-
-    def scratch(self) -> dict[str, Any]:
-        """Digits of each two rows of x, and what a lane's sums are multiplied by."""
-        share, pairs = self.share, -(-self.share.rows // 2)
-        digits = plgpu.SMEM((pairs, share.steps, q4_fragments.THREADS), jnp.int32)
-        return {
-            f"q4_digits_{share.rows}_{share.steps}": digits,
-            f"q4_factors_{share.rows}": plgpu.SMEM((4 * pairs,), jnp.float32),
-        }
-
-    def views(self, group: Any, split: Any, block: Any, x: Any, w: Any) -> tuple[Any, Any, Any]:
-        """What a CTA reads: how many rows of x there are, those, and its weights."""
-        rows, tiles, steps = self.share[:3]
-        there = jnp.minimum(self.B - block * rows, rows)
-        have = plgpu.layout_cast(
-            jnp.broadcast_to(jnp.int32(there), (q4_fragments.THREADS,)), q4_fragments.SAME
-        )
-        x = x.at[self.rows_of(block), pl.ds(split * (steps * TILE), steps * TILE)]
-        return have, x, w.at[pl.ds(group * tiles, tiles), pl.ds(split * steps, steps)]
-
-    def rows_of(self, block: Any) -> Any:
-        return pl.ds(block * self.share.rows, min(self.share.rows, self.B))
-
-    def columns_of(self, group: Any) -> Any:
-        size = self.share.tiles * TILE
-        return pl.ds(group * size, size)
-
-
-def _grid(x: jax.Array, w: jax.Array, plan: tuning.Q4Plan) -> _Grid:
-    B, K = x.shape
-    row_tiles, all_steps = w.shape[:2]
-    steps = all_steps // plan.splits
-    rows, tiles = min(B + B % 2 if B > 1 else 1, plan.rows), math.gcd(row_tiles, plan.tiles)
-    if all_steps % plan.splits or steps % plan.chunk or (rows > 1 and rows % 2):
-        raise ValueError(f"{B} rows and {all_steps} blocks of columns cannot be divided as {plan}")
-    share = Share(rows, tiles, steps, plan.chunk, min(plan.ahead, steps // plan.chunk * tiles))
-    return _Grid(B, K, row_tiles * TILE, plan.splits, -(-B // rows), share)
-
-
-def _check(x: jax.Array, w: jax.Array) -> None:
-    if x.ndim != 2 or w.ndim != 4 or w.shape[2:] != BLOCK or w.shape[1] * TILE != x.shape[1]:
-        raise ValueError(f"x {x.shape} and w {w.shape} do not fit each other")
-
-
-def job(x: jax.Array, w: jax.Array, *, plan: tuning.Q4Plan | None = None) -> jobs.Job:
-    """Each K slice's share of ``y = w·x``, as a job with one output, float32 [splits, B, N].
+    One job for several shares its instructions, and so its registers.
 
     Args:
         x: float32 [B, K], B at least 1.
-        w: blocks [N/64, K/64, 9, 64] of :func:`pallas_kernels.q4_layout.pack`.
+        weights: blocks [N/64, K/64, 9, 64] of :func:`pallas_kernels.q4_layout.pack`, at least one.
         plan: how the work is divided; None takes :func:`pallas_kernels.tuning.q4_plan`.
+
+    Returns:
+        A job with an output float32 [splits, B, N] for every matrix.
 
     Raises:
         ValueError: sizes that do not fit each other.
     """
-    _check(x, w)
-    grid = _grid(x, w, plan or tuning.q4_plan(x.shape[0], *w.shape[:2]))
+    _check(x, *weights)
+    B, row_tiles = x.shape[0], [w.shape[0] for w in weights]
+    plan = plan or tuning.q4_plan(B, sum(row_tiles), weights[0].shape[1])
+    share = _share(B, row_tiles, weights[0].shape[1], plan)
+    rows, tiles, steps = share[:3]
+    blocks = -(-B // rows)
+    groups = [n // tiles for n in row_tiles]
+    firsts = list(itertools.accumulate(groups[:-1], initial=0))
 
-    def body(index: Any, x: Any, w: Any, parts: Any, digits: Any, factors: Any) -> None:
-        index, block = lax.div(index, grid.blocks), lax.rem(index, grid.blocks)
-        group, split = lax.div(index, grid.splits), lax.rem(index, grid.splits)
-        have, x, w = grid.views(group, split, block, x, w)
-        parts = parts.at[split, grid.rows_of(block), grid.columns_of(group)]
-        q4_fragments.write_partial_sums(grid.share, have, x, w, parts, digits, factors)
+    def same(scalar: Any) -> jax.Array:
+        return plgpu.layout_cast(
+            jnp.broadcast_to(jnp.int32(scalar), (q4_fragments.THREADS,)), q4_fragments.SAME
+        )
 
+    def body(index: Any, x: Any, *refs: Any) -> None:
+        ws, parts, (digits, factors) = refs[: len(groups)], refs[len(groups) : -2], refs[-2:]
+        index, block = lax.div(index, blocks), lax.rem(index, blocks)
+        group, split = lax.div(index, plan.splits), lax.rem(index, plan.splits)
+        matrix = sum((group >= first).astype(jnp.int32) for first in firsts) - 1
+        local = [jnp.clip(group - first, 0, n - 1) for first, n in zip(firsts, groups, strict=True)]
+        mine = pl.ds(block * rows, min(rows, B))
+        columns, slices = pl.ds(split * (steps * TILE), steps * TILE), pl.ds(split * steps, steps)
+        views = [w.at[pl.ds(g * tiles, tiles), slices] for w, g in zip(ws, local, strict=True)]
+        views += [
+            y.at[split, mine, pl.ds(g * tiles * TILE, tiles * TILE)]
+            for y, g in zip(parts, local, strict=True)
+        ]
+        have = same(jnp.minimum(B - block * rows, rows))
+        q4_fragments.write_partial_sums(
+            share, have, same(matrix), x.at[mine, columns], digits, factors, *views
+        )
+
+    pairs = -(-rows // 2)
+    digits = plgpu.SMEM((pairs, steps, q4_fragments.THREADS), jnp.int32)
     return jobs.Job(
-        ctas=grid.groups * grid.splits * grid.blocks,
-        operands=(x, w),
-        outs=(jax.ShapeDtypeStruct((grid.splits, grid.B, grid.N), jnp.float32),),
+        ctas=sum(groups) * plan.splits * blocks,
+        operands=(x, *weights),
+        outs=tuple(
+            jax.ShapeDtypeStruct((plan.splits, B, n * TILE), jnp.float32) for n in row_tiles
+        ),
         body=body,
-        scratch=grid.scratch(),
+        scratch={
+            f"q4_digits_{rows}_{steps}": digits,
+            f"q4_factors_{rows}": plgpu.SMEM((4 * pairs,), jnp.float32),
+        },
     )
+
+
+def _share(B: int, row_tiles: list[int], steps: int, plan: tuning.Q4Plan) -> Share:
+    mine = steps // plan.splits
+    rows, tiles = min(B + B % 2 if B > 1 else 1, plan.rows), math.gcd(*row_tiles, plan.tiles)
+    if steps % plan.splits or mine % plan.chunk or (rows > 1 and rows % 2):
+        raise ValueError(f"{B} rows and {steps} blocks of columns cannot be divided as {plan}")
+    return Share(rows, tiles, mine, plan.chunk, min(plan.ahead, mine // plan.chunk * tiles))
+
+
+def _check(x: jax.Array, *weights: jax.Array) -> None:
+    for w in weights:
+        if x.ndim != 2 or w.ndim != 4 or w.shape[2:] != BLOCK or w.shape[1] * TILE != x.shape[1]:
+            raise ValueError(f"x {x.shape} and w {w.shape} do not fit each other")
 
 
 @functools.partial(jax.jit, static_argnames="plan")
