@@ -21,6 +21,7 @@ Q4_IDS = {
     "q4.readback",
     "q4.cross_layer",
     "q4.reset_replay",
+    "q4.repeat",
     "q4.host_vs_device",
     "q4.residency",
 }
@@ -32,6 +33,7 @@ F32_IDS = {
     "f32.readback",
     "f32.cross_layer",
     "f32.reset_replay",
+    "f32.repeat",
     "f32.host_vs_device",
     "f32.residency",
     "f32.drift512",
@@ -79,7 +81,7 @@ def test_verify_writes_every_check_and_table(verified: tuple[dict, str, str]) ->
 
 def test_verify_says_it_on_the_terminal(verified: tuple[dict, str, str]) -> None:
     printed = verified[2]
-    for said in ("PASS: 18 of 18", "max_abs_err", "shows ", "; not ", "MiB", "OUT of 70 tokens"):
+    for said in ("PASS: 20 of 20", "max_abs_err", "shows ", "; not ", "MiB", "OUT of 70 tokens"):
         assert said in printed
     assert all(id_ in printed for id_ in F32_IDS | Q4_IDS)
 

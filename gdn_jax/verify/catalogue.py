@@ -40,6 +40,11 @@ _CATALOGUE: dict[str, tuple[str, str, str]] = {
         "reset really zeroes, and a run repeats bit for bit",
         "that the state is laid out right",
     ),
+    "f32.repeat": (
+        _BITS,
+        "a step repeats bit for bit, however often",
+        "that other launches, sizes or devices give these bits",
+    ),
     "f32.host_vs_device": (
         _BITS,
         "keeping the loop on the device changes no bit",
@@ -84,6 +89,11 @@ _CATALOGUE: dict[str, tuple[str, str, str]] = {
         _BITS,
         "reset and replay repeat bit for bit in int4 too",
         "that the state is laid out right",
+    ),
+    "q4.repeat": (
+        _BITS,
+        "a step repeats bit for bit in int4 too",
+        "that other launches, sizes or devices give these bits",
     ),
     "q4.host_vs_device": (
         _BITS,

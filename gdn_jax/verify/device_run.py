@@ -3,14 +3,17 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from gdn_jax.bank import LayerBank
 from gdn_jax.config import GDNConfig
-from gdn_jax.layer import trace_step
+from gdn_jax.kernel_layer import params_to_kernel
+from gdn_jax.layer import decode_step, trace_step
 from gdn_jax.params import GDNParams
 from gdn_jax.state import GDNState, init_state
 from gdn_jax.trace import trace_shapes
@@ -18,6 +21,9 @@ from gdn_jax.verify.catalogue import check
 from gdn_jax.verify.metrics import unequal
 from gdn_jax.verify.report import Check, Row
 from gdn_jax.verify.rows import Traces
+
+REPETITIONS = {"cpu": 3, "gpu": 1000}
+"""Of one step; on a CPU one of the 27B shape takes a tenth of a second."""
 
 _trace_step = jax.jit(trace_step, static_argnames=("cfg", "backend"))
 
@@ -28,6 +34,33 @@ def bank_decode(
 ) -> tuple[jax.Array, GDNState]:
     """:meth:`LayerBank.decode`, jitted, with the state updated in place."""
     return bank.decode(state, layer, xs, backend=backend)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "backend", "repetitions"))
+def unequal_repeats(
+    params: GDNParams,
+    state: GDNState,
+    x: jax.Array,
+    cfg: GDNConfig,
+    backend: str | None,
+    repetitions: int,
+) -> jax.Array:
+    """Elements in which a step's output and state differ from those of its first repetition."""
+
+    def body(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        first, count = carry
+        # Tied to the counter, so that no compiler takes the step out of the loop.
+        start, token, _ = lax.optimization_barrier((state, x, i))
+        bits = jax.tree.map(
+            lambda x: lax.bitcast_convert_type(x, jnp.int32),
+            decode_step(params, start, token, cfg, backend=backend),
+        )
+        first = jax.tree.map(lambda new, kept: jnp.where(i == 0, new, kept), bits, first)
+        unlike = jax.tree.map(lambda a, b: jnp.sum(a != b), bits, first)
+        return first, count + sum(jax.tree.leaves(unlike))
+
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), (x, state))
+    return lax.fori_loop(0, repetitions, body, (nothing, jnp.int32(0)))[1]
 
 
 def device_params(weights: Mapping[str, np.ndarray]) -> GDNParams:
@@ -111,6 +144,19 @@ class DeviceRun:
             f"layer {self.near} used, poisoned with NaN and reset; all {len(self.ys)} tokens again"
         )
         return check(f"{self.tier}.reset_replay", count, 0, detail)
+
+    def repeat(self) -> Check:
+        """One step of the near layer from one live state, over and over in one device run."""
+        repetitions = REPETITIONS["cpu" if jax.default_backend() == "cpu" else "gpu"]
+        params = self.bank.slots[self.near].params("verify", self.near)
+        if self.backend == "pallas":
+            params = params_to_kernel(params)
+        state = jax.tree.map(lambda x: x[self.near], self.state)
+        count = unequal_repeats(
+            params, state, self.tokens[:, 0], self.bank.cfg, self.backend, repetitions
+        )
+        detail = f"{repetitions} repetitions of one step from one state: output, S and history"
+        return check(f"{self.tier}.repeat", int(count), 0, detail)
 
     def host_vs_device(self, trip: Row) -> Check:
         """T host round trips against the one device run; ``trip`` is what one of them costs."""

@@ -53,7 +53,7 @@ def run(
     _compare(report, subject, this, exact)
     report.checks += [this.readback(), this.cross_layer()]
     with stage("reset and replay"):
-        report.checks.append(this.reset_replay())
+        report.checks += [this.reset_replay(), this.repeat()]
     with stage("host round trips"):
         report.tables["round_trip"] = [trip := measure_round_trip(subject.cfg.d_model)]
         report.checks += [this.host_vs_device(trip), _residency(this, params)]

@@ -99,7 +99,7 @@ def run(
     report.tables["projections"] = _projection_rows(subject.weights, int4, xs, plain, backend)
     report.tables["q4_tokens"] = token_rows(Q4_F32, this.ys, plain["OUT"], None)
     report.checks.append(_gate_check(report, this.ys, plain["OUT"]))
-    report.checks += [this.readback(), this.cross_layer(), this.reset_replay()]
+    report.checks += [this.readback(), this.cross_layer(), this.reset_replay(), this.repeat()]
     with stage("host round trips of the int4 layer"):
         trip = measure_round_trip(cfg.d_model)
         report.checks.append(this.host_vs_device(trip))
