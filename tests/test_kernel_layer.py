@@ -16,6 +16,7 @@ from gdn_jax import kernel_layer, oracle
 from gdn_jax.params import LARGE
 from gdn_jax.verify.draw import draw_inputs, draw_weights
 from pallas_kernels import layer as layer_kernels
+from tests import gpu_small
 from tests.tools import assert_close, assert_same_bits, pretend_device
 
 RACES = plgpu.InterpretGPUParams(detect_races=True)
@@ -68,6 +69,10 @@ def test_one_token_agrees_with_float64_in_every_operator(interpreted: Any) -> No
         for found in (after, after2):
             assert_close(found.S[row], ref["S"][0], 1e-6)
             assert_close(found.conv_hist[row], ref["HIST"][0], 1e-6)
+
+
+def test_slots_idle_rows_and_nan_elsewhere(interpreted: Any) -> None:
+    assert gpu_small.worst_of_layer(CFG, 3, "float32") <= gpu_small.LIMIT
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

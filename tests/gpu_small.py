@@ -1,0 +1,124 @@
+"""Every kernel once at small sizes on a GPU, for compute-sanitizer; exit status 1 if one is wrong.
+
+    export XLA_PYTHON_CLIENT_ALLOCATOR=platform
+    compute-sanitizer --tool memcheck python -m tests.gpu_small
+
+A pool of memory would hide accesses out of bounds, so every array has an allocation of its own.
+Tools: memcheck, initcheck, and racecheck with ``--kernel-name kernel_substring=mosaic``. Slots that
+no row uses, and a layer that is not stepped, hold NaN.
+"""
+
+import dataclasses
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gdn_jax as gdn
+from gdn_jax import oracle
+from gdn_jax.kernel_layer import KernelLayer
+from gdn_jax.params import LARGE
+from gdn_jax.verify.draw import draw_inputs, draw_weights
+from gdn_jax.verify.metrics import distance
+from pallas_kernels import layer, support
+from pallas_kernels.place import Place
+
+CONFIGS = (
+    (gdn.GDNConfig(128, 1, 3, 128, 128), 1),
+    (gdn.GDNConfig(192, 1, 2, 64, 128, conv_width=3), 3),
+    (gdn.GDNConfig(128, 1, 2, 128, 64, conv_width=2), 8),
+)
+LIMIT = 5e-6
+
+
+def params_of(kind: str, weights: dict[str, np.ndarray]) -> gdn.GDNParams:
+    """Large weights in float32, bfloat16 or int4."""
+    params = gdn.GDNParams(**{name: jnp.asarray(x) for name, x in weights.items()})
+    if kind == "float32":
+        return params
+    if kind == "bfloat16":
+        large = {name: getattr(params, name).astype(jnp.bfloat16) for name in LARGE}
+        return dataclasses.replace(params, **large)
+    large = {name: gdn.quantize_q4(weights[name]) for name in LARGE}
+    return gdn.params_to_kernel(dataclasses.replace(params, **large))
+
+
+def as_float32(w: jax.Array | gdn.Q4Kernel) -> np.ndarray:
+    """A weight's values."""
+    return np.asarray(
+        gdn.dequantize(gdn.from_kernel(w)) if isinstance(w, gdn.Q4Kernel) else w.astype(jnp.float32)
+    )
+
+
+def worst_of_layer(cfg: gdn.GDNConfig, B: int, kind: str) -> float:
+    """Distance to float64 of outputs and states; the second of several rows is idle."""
+    params = params_of(kind, draw_weights(cfg, 0))
+    weights = {f.name: as_float32(getattr(params, f.name)) for f in dataclasses.fields(params)}
+    x = np.stack([draw_inputs(cfg, 1, seed)[0] for seed in range(B)])
+    slots = np.arange(B, dtype=np.int32)[::-1] + 2
+    slots = np.where((np.arange(B) == 1) & (B > 1), -1, slots).astype(np.int32)
+    rng = np.random.default_rng(0)
+    head = (cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim)
+    states = [
+        rng.normal(size=(2, B + 3, *part)).astype(np.float32)
+        for part in (head, (cfg.conv_width - 1, cfg.conv_dim))
+    ]
+    for state in states:
+        state[0], state[1, np.setdiff1d(np.arange(B + 3), slots)] = np.nan, np.nan
+    kernels = KernelLayer(params, cfg)
+    place = Place(jnp.ones(1, jnp.int32), jnp.asarray(slots), jnp.asarray(slots))
+    y, S, _, _ = layer.step(
+        kernels.weights, jnp.asarray(x), *map(jnp.asarray, states), place, sizes=kernels.sizes,
+        trace=True, clusters=support.has_clusters(),
+    )  # fmt: skip
+    worst = 0.0
+    for row, slot in enumerate(slots):
+        if slot < 0:
+            worst = max(worst, float(np.abs(y[row]).max()))
+            continue
+        before = dict(S=states[0][1, slot], conv_hist=states[1][1, slot])
+        ref = oracle.layer_trace(weights, cfg, x[row : row + 1], **before)
+        for found, exact in ((y[row], ref["OUT"][0]), (S[1, slot], ref["S"][0])):
+            worst = max(worst, distance(np.asarray(found), exact).max_rel)
+    return worst
+
+
+def worst_of_operators(cfg: gdn.GDNConfig, B: int) -> float:
+    """Distance between the two backends of the delta rule and of the convolution over 3 tokens."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    k = jax.random.normal(keys[0], (B, 3, cfg.num_k_heads, cfg.head_k_dim))
+    v = jax.random.normal(keys[1], (B, 3, cfg.num_v_heads, cfg.head_v_dim))
+    g = -jnp.ones((B, 3, cfg.num_v_heads))
+    x = jax.random.normal(keys[2], (B, 3, cfg.conv_dim))
+    hist = jnp.ones((B, cfg.conv_width - 1, cfg.conv_dim))
+    taps = jax.random.normal(keys[3], (cfg.conv_dim, cfg.conv_width))
+    ours, theirs = (
+        (
+            *gdn.recurrent_gated_delta_rule(
+                k, k, v, g, jnp.exp(g), use_qk_l2norm=True, backend=backend
+            ),
+            *gdn.causal_conv1d(x, hist, taps, backend=backend),
+        )
+        for backend in ("pallas", "xla")
+    )
+    pairs = zip(ours, theirs, strict=True)
+    return max(distance(np.asarray(a), np.asarray(b)).max_rel for a, b in pairs)
+
+
+def main() -> int:
+    """Run everything, one line each."""
+    bad = 0
+    for cfg, B in CONFIGS:
+        runs = {kind: worst_of_layer(cfg, B, kind) for kind in ("float32", "bfloat16", "int4")}
+        runs["operators"] = worst_of_operators(cfg, B)
+        for name, worst in runs.items():
+            ok = worst <= LIMIT
+            bad += not ok
+            sizes = f"K {cfg.head_k_dim}, V {cfg.head_v_dim}, W {cfg.conv_width}, B {B}"
+            print(f"{'ok' if ok else 'WRONG':6s}{name:10s} {sizes}: {worst:.1e}", flush=True)
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
