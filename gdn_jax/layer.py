@@ -18,6 +18,9 @@ from gdn_jax.state import GDNState, check_state
 from gdn_jax.trace import Trace
 from gdn_jax.types import Array, Token, Tokens
 
+Step = Callable[[GDNState, Token], tuple[Token, GDNState, Any]]
+"""One token: the output, the new state, and what was read back or None."""
+
 
 def forward(
     params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig
@@ -94,9 +97,7 @@ def decode(
     return scan_tokens(lambda state, x: forward(params, state, x, cfg), state, xs)
 
 
-def scan_tokens(
-    step: Callable[[GDNState, Token], tuple[Token, GDNState, Any]], state: GDNState, xs: Tokens
-) -> tuple[Tokens, GDNState]:
+def scan_tokens(step: Step, state: GDNState, xs: Tokens) -> tuple[Tokens, GDNState]:
     """``step`` for every token of xs [B, T, D], the state carried on the device."""
 
     def body(state: GDNState, x: Token) -> tuple[GDNState, Token]:
