@@ -37,7 +37,8 @@ def table() -> str:
     """One row a check, one column a result file, then what made each."""
     files, results = _results("verify")
     named = [{check["id"]: check for check in result["checks"]} for result in results]
-    rows = [["check", *(_device(result) for result in results), "unit"]]
+    head = (f"{_device(result)}, {result['settings']['backend']}" for result in results)
+    rows = [["check", *head, "unit"]]
     for id_ in dict.fromkeys(id_ for checks in named for id_ in checks):
         found = [_number(checks.get(id_, {}).get("value")) for checks in named]
         rows.append([f"`{id_}`", *found, next(c[id_]["unit"] for c in named if id_ in c)])
@@ -62,7 +63,7 @@ def bench_table() -> str:
 
 def ladder_table() -> str:
     """One row a version of a kernel, in the order of the file."""
-    rows = [list(LADDER_FIELDS)]
+    rows: list[list[str]] = [list(LADDER_FIELDS)]
     rows += [[entry[field] for field in LADDER_FIELDS] for entry in ladder()]
     return "\n".join(_table(rows))
 
@@ -108,7 +109,8 @@ def _times(device: str, results: list[Row]) -> list[str]:
         what = (row["kernel"], row["shape"], row["batch"])
         by_backend.setdefault(what, {})[row["backend"]] = row
     head = ["kernel", "shape", "B", "backend", "µs", "± half range", "GB/s", "of the copy"]
-    head += ["of the card", "times faster than XLA", "than fla", "error"]
+    head += ["of the blocking copy", "of the card", "of streaming only"]
+    head += ["times faster than XLA", "than fla", "error"]
     lines = [head]
     for what, found in by_backend.items():
         row = found.get("pallas") or found.get("xla")
@@ -118,18 +120,24 @@ def _times(device: str, results: list[Row]) -> list[str]:
         layer = f" ({row['us_a_layer']:.2f} a layer)" if row["us_a_layer"] else ""
         cells = [*map(str, what), row["backend"], f"{row['us']:.2f}{layer}"]
         cells += [f"{(row['us_high'] - row['us_low']) / 2:.2f}", f"{row['gbps']:.0f}"]
-        cells += [f"{row['share']:.0%}", f"{row['gbps'] / card:.0%}" if card else "–"]
+        shares = row["share"], row["share_blocking"], card and row["gbps"] / card
+        cells += map(_percent, (*shares, row["ratios"].get("stream")))
         compared = (row["ratios"].get(other) for other in ("xla", "fla"))
         cells += [f"{ratio:.2f}" if ratio else "–" for ratio in compared]
         lines.append([*cells, f"{row['error']:.1e}"])
-    copies = [check["value"] for result in results for check in result["checks"][:1]]
-    said = f"{device}; the copy `x + 1` of the same run: {_span(copies)} GB/s"
+    copies = (_span([result["checks"][i]["value"] for result in results]) for i in range(2))
+    said = "{}; the copy `x + 1` of the same run: {} GB/s, with each call waited for {}"
+    said = said.format(device, *copies)
     return [
         said + (f"; the card {CARD_GBPS[device]}." if device in CARD_GBPS else "."),
         "",
         *_table(lines),
         "",
     ]
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
 
 
 def _span(values: list[float]) -> str:

@@ -12,9 +12,11 @@ from gdn_jax.errors import (
     GDNError,
     LayerNotResidentError,
     OracleError,
+    PoolFullError,
     PoolKeyError,
     QuantizationError,
     ShapeError,
+    SlotError,
     StaleBindingError,
     StateFileError,
     TierConflictError,
@@ -46,6 +48,7 @@ from gdn_jax.state import (
     reset_state,
     save_state,
 )
+from gdn_jax.state_pool import StatePool
 from gdn_jax.trace import Trace
 
 __all__ = [
@@ -61,14 +64,17 @@ __all__ = [
     "LayerBank",
     "LayerNotResidentError",
     "OracleError",
+    "PoolFullError",
     "PoolKeyError",
     "Q4Array",
     "Q4Kernel",
     "Q4Pool",
     "QuantizationError",
     "ShapeError",
+    "SlotError",
     "StaleBindingError",
     "StateFileError",
+    "StatePool",
     "TierConflictError",
     "Trace",
     "UnknownNameError",

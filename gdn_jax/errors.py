@@ -43,8 +43,16 @@ class PoolKeyError(GDNError, KeyError):
     __str__ = Exception.__str__
 
 
+class PoolFullError(GDNError, RuntimeError):
+    """Fewer slots are free than were asked for; the pool is as it was."""
+
+
+class SlotError(GDNError, ValueError):
+    """A slot that is out of range, not in use, or named twice; the pool is as it was."""
+
+
 class StateFileError(GDNError, ValueError):
-    """A state file that is truncated, altered, of another configuration, or not finite."""
+    """A file of states that is truncated, altered, of another configuration, or not finite."""
 
 
 class CheckpointError(GDNError, ValueError):

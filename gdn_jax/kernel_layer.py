@@ -85,15 +85,24 @@ class KernelLayer:
         )
 
     def step(
-        self, states: GDNState, index: int | Array, x: Token, *, trace: bool = False
+        self,
+        states: GDNState,
+        index: int | Array,
+        x: Token,
+        *,
+        slots: tuple[Array, Array] | None = None,
+        trace: bool = False,
     ) -> tuple[Token, GDNState, Trace | None]:
-        """One token of layer ``index``: row b of x [B, D] on slot b; the trace where asked for."""
+        """One token of layer ``index`` for x [B, D], and the trace where asked for.
+
+        Row b is on slot b, or reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
+        """
         y, S, hist, seen = layer.step(
             self.weights,
             x,
             states.S,
             states.conv_hist,
-            Place(jnp.full((1,), index, jnp.int32)),
+            Place(jnp.full((1,), index, jnp.int32), *(slots or ())),
             sizes=self.sizes,
             trace=trace,
             clusters=pallas_kernels.support.has_clusters(),

@@ -62,7 +62,7 @@ def decode_step(
         BackendUnavailableError: the named backend cannot run here.
     """
     if checked_backend("decode_step", params, state, x, cfg, backend) == "pallas":
-        y, state, _ = _kernel_step(KernelLayer(params, cfg), state, x)
+        y, state, _ = kernel_step(KernelLayer(params, cfg), state, x)
     else:
         y, state, _ = forward(params, state, x, cfg)
     return y, state
@@ -76,7 +76,7 @@ def trace_step(
     On pallas the same kernels run and store what they hold in registers as well.
     """
     if checked_backend("trace_step", params, state, x, cfg, backend) == "pallas":
-        y, state, trace = _kernel_step(KernelLayer(params, cfg), state, x, trace=True)
+        y, state, trace = kernel_step(KernelLayer(params, cfg), state, x, trace=True)
         assert trace is not None
         return y, state, trace
     return forward(params, state, x, cfg)
@@ -93,7 +93,7 @@ def decode(
     chosen = checked_backend("decode", params, state, xs, cfg, backend, many=True)
     if chosen == "pallas":
         kernels = KernelLayer(params, cfg)
-        return scan_tokens(lambda state, x: _kernel_step(kernels, state, x), state, xs)
+        return scan_tokens(lambda state, x: kernel_step(kernels, state, x), state, xs)
     return scan_tokens(lambda state, x: forward(params, state, x, cfg), state, xs)
 
 
@@ -109,7 +109,7 @@ def scan_tokens(step: Step, state: GDNState, xs: Tokens) -> tuple[Tokens, GDNSta
     return jnp.swapaxes(ys, 0, 1), state
 
 
-def _kernel_step(
+def kernel_step(
     kernels: KernelLayer, state: GDNState, x: Token, *, trace: bool = False
 ) -> tuple[Token, GDNState, Trace | None]:
     """A layer alone is a stack of one."""

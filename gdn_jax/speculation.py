@@ -77,14 +77,15 @@ def check_draft(
     parents = np.broadcast_to(np.arange(-1, Td - 1, dtype=np.int32), (B, Td)) if chain else parents
     check_array(where, "lengths", lengths, [("B", B)], [jnp.int32])
     check_array(where, "parents", parents, [("B", B), ("Td", Td)], [jnp.int32])
-    if not isinstance(lengths, Tracer) and not _within(lengths, 0, Td):
+    if not isinstance(lengths, Tracer) and not within(lengths, 0, Td):
         raise ShapeError(f"{where}: lengths are {np.asarray(lengths)}; needed 0 to {Td}")
-    if not isinstance(parents, Tracer) and not _within(parents, -1, np.arange(Td) - 1):
+    if not isinstance(parents, Tracer) and not within(parents, -1, np.arange(Td) - 1):
         raise ShapeError(f"{where}: a parent is no earlier token; needed -1 <= parents[:, t] < t")
     return jnp.asarray(lengths), jnp.asarray(parents), chain
 
 
-def _within(x: Any, low: Any, high: Any) -> bool:
+def within(x: Any, low: Any, high: Any) -> bool:
+    """Whether every number is in its range."""
     x = np.asarray(x)
     return bool(((x >= low) & (x <= high)).all())
 

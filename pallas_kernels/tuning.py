@@ -67,5 +67,12 @@ def q4_plan(B: int, row_tiles: int, steps: int) -> Q4Plan:
     return Q4Plan(8, steps // mine, 8 if row_tiles >= 96 else 2, _largest_divisor(mine, chunk), 1)
 
 
+def stream_rows(rows: int) -> int:
+    """Rows of 2048 bytes that a CTA of the streaming kernel requests at once: as many bytes, 18 KB,
+    as the int4 kernel for one row of x.
+    """
+    return _largest_divisor(rows, 9)
+
+
 def _largest_divisor(n: int, limit: int) -> int:
     return max(d for d in range(1, limit + 1) if n % d == 0)

@@ -14,7 +14,7 @@ import pytest
 
 from gdn_jax.bench import render as terminal
 from gdn_jax.bench.roofline import PLOTS, roofline
-from gdn_jax.bench.rows import TimedCheck, copy_check, ratios, row
+from gdn_jax.bench.rows import COPIES, TimedCheck, copy_check, ratios, row
 from gdn_jax.bench.slope import Timing
 from gdn_jax.bench.subject import Subject
 from gdn_jax.verify.html import render_html
@@ -36,6 +36,8 @@ def result(us: dict[tuple[str, str, int], float], date: str = "2026-11-30") -> R
     report = Report(ENVIRONMENT | {"date": date}, settings)
     second = Timing(1.0, 1.0, 1.0, 7)
     report.checks.append(copy_check(4 << 30, dataclasses.replace(second, median=1e-3), 0))
+    report.checks.append(copy_check(4 << 30, second, 0, "copy_blocking_gbps"))
+    report.checks[1] = dataclasses.replace(report.checks[1], value=4000.0)
     rows = report.tables.setdefault("bench", [])
     for (kernel, backend, batch), time in us.items():
         subject = Subject(
@@ -45,13 +47,18 @@ def result(us: dict[tuple[str, str, int], float], date: str = "2026-11-30") -> R
         error = 1e-7 if time else math.inf
         done = TimedCheck.of(subject, error, "to float64", timing, report.checks[0].value)
         report.checks.append(done)
-        rows.append(row(subject, done))
+        rows.append(row(subject, done, report.checks[1].value))
     report.tables["ratios"] = ratios(rows)
     report.tables["not_run"] = [{"id": "bench.middle_pallas.4x8_b1", "reason": "none yet"}]
     return report
 
 
-TIMES = {("int4", "pallas", 1): 5.0, ("int4", "xla", 1): 20.0, ("int4", "pallas", 8): 10.0}
+TIMES = {
+    ("stream", "pallas", 1): 4.0,
+    ("int4", "pallas", 1): 5.0,
+    ("int4", "xla", 1): 20.0,
+    ("int4", "pallas", 8): 10.0,
+}
 
 
 def test_marks_lie_where_the_rows_say() -> None:
@@ -84,10 +91,10 @@ def test_page_has_the_plot_the_times_and_what_was_not_run() -> None:
 def test_terminal_has_times_and_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.render(result({**TIMES, ("int4", "xla", 8): 0.0}), console())
     out = capsys.readouterr().out
-    assert re.search(r"pallas +1\.0e-07 +ok +5\.00 +±0\.50 +10\.00 .* 4\.00", out)
+    assert re.search(r"pallas +1\.0e-07 +ok +5\.00 +±0\.50 +10\.00 .* 80\.0% +4\.00", out)
     assert re.search(r"xla +inf +FAIL +– +– +10\.00 +– +–", out)
     assert "not run, none yet: middle_pallas.4x8, B = 1" in out
-    assert "FAIL: 4 of 5 checks hold" in out
+    assert "FAIL: 6 of 7 checks hold" in out
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +117,11 @@ def test_times_are_the_newest_with_the_ratios_of_their_own_run(
     newer.write_json(folder / "bench-a.json")
     monkeypatch.setattr(measured, "ROOT", tmp_path)
     text = measured.bench_table()
-    assert "| int4 | 4x8 | 1 | pallas | 4.00 | 0.40 | 2500 | 58% | 52% | – | – |" in text
-    assert "| int4 | 4x8 | 8 | pallas | 10.00 | 1.00 | 1000 | 23% | 21% | – | – |" in text
+    assert "of the same run: 4295 GB/s, with each call waited for 4000; the card 4800." in text
+    assert "| int4 | 4x8 | 1 | pallas | 4.00 | 0.40 | 2500 | 58% | 62% | 52% | – | – | – |" in text
+    assert "| 8 | pallas | 10.00 | 1.00 | 1000 | 23% | 25% | 21% | 40% | – | – |" in text
     (folder / "bench-a.json").unlink()
-    assert "| 5.00 | 0.50 | 2000 | 47% | 42% | 4.00 | – |" in measured.bench_table()
+    assert "| 5.00 | 0.50 | 2000 | 47% | 50% | 42% | 80% | 4.00 | – |" in measured.bench_table()
     red = result({("int4", "pallas", 1): 0.0})
     red.write_json(folder / "bench-a.json")
     with pytest.raises(AssertionError, match="not shown"):
@@ -124,6 +132,11 @@ def test_reference_stands_beside_the_times(measured: ModuleType) -> None:
     text = measured.bench_table()
     assert "| – | 964 | 54% |" in text
     assert "| 156 | 468 | 26% |" in text
+
+
+def test_every_verification_has_a_column_of_its_own(measured: ModuleType) -> None:
+    head = measured.table().splitlines()[0]
+    assert head == ("| check | AMD EPYC, xla | NVIDIA H200, pallas | NVIDIA H200, xla | unit |")
 
 
 def test_every_step_of_the_ladder_is_whole(measured: ModuleType) -> None:
@@ -142,6 +155,6 @@ def test_recorded_results_have_no_time_behind_a_red_check() -> None:
     for file in (ROOT / "docs" / "results").glob("bench-*.json"):
         data = json.loads(file.read_text())
         assert data["ok"]
-        assert data["checks"][0]["id"] == "copy_gbps"
+        assert [check["id"] for check in data["checks"][:2]] == list(COPIES)
         greens = {check["id"] for check in data["checks"] if check["ok"]}
         assert {line["id"] for line in data["bench"] if line["us"]} <= greens

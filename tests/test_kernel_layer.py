@@ -104,6 +104,33 @@ def test_a_bank_steps_one_layer_in_place_and_leaves_the_others(interpreted: Any)
             assert_same_bits(getattr(after, name)[others], getattr(state, name)[others])
 
 
+def test_slots_of_a_pool_on_the_kernels(interpreted: Any) -> None:
+    bank, xs = gdn.LayerBank(CFG, 2).preload(1, weights()), inputs(CFG, 3, 2)
+    pool, slots = gdn.StatePool.create(CFG, 2, 5).alloc(4)
+    full = live_state(CFG, 2, 5)
+    pool = dataclasses.replace(pool, S=full.S, conv_hist=full.conv_hist)
+    read = jnp.asarray([int(slots[2]), -1, int(slots[0])], jnp.int32)
+    write = jnp.asarray([int(slots[3]), -1, int(slots[0])], jnp.int32)
+    results = [
+        bank.step_slots(pool, 1, xs[:, 0], read, write_slots=write, backend=backend)
+        for backend in ("pallas", "xla")
+    ]
+    for found, wanted in zip(*map(jax.tree.leaves, results), strict=True):
+        assert_close(found, wanted, 3e-6)
+    np.testing.assert_array_equal(results[0][0][1], 0)
+    untouched = np.setdiff1d(np.arange(5), write)
+    assert_same_bits(results[0][1].S[:, untouched], pool.S[:, untouched])
+    assert_same_bits(results[0][1].S[0], pool.S[0])
+    for scheme in ("snapshot", "replay"):
+        ys, record = bank.draft_slots(pool, 1, xs, read, scheme=scheme, backend="pallas")
+        after = pool.commit({1: record}, read, jnp.asarray([1, 0, 2], jnp.int32))
+        ref_ys, ref = bank.draft_slots(pool, 1, xs, read, scheme=scheme, backend="xla")
+        wanted = pool.commit({1: ref}, read, jnp.asarray([1, 0, 2], jnp.int32))
+        assert_close(ys, ref_ys, 3e-6)
+        for name in ("S", "conv_hist"):
+            assert_close(getattr(after, name), getattr(wanted, name), 1e-6, name)
+
+
 def stepped(bank: gdn.LayerBank, state: gdn.GDNState, xs: jax.Array) -> Any:
     ys = []
     for t in range(xs.shape[1]):

@@ -1,5 +1,6 @@
 """The delta rule of one token by itself, its states updated in place."""
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax import oracle
-from gdn_jax.bench.subject import LIMIT, Prepared, Subject, links_for
+from gdn_jax.bench.subject import LIMIT, Prepared, Subject, links_for, poisoned
 from gdn_jax.config import GDNConfig
 from gdn_jax.delta_rule import recurrent_gated_delta_rule
 from gdn_jax.verify.metrics import distance
@@ -78,9 +79,10 @@ def _subject(cfg: GDNConfig, batch: int, backend: str) -> Subject:
         q, k, v, g, beta, S = map(jnp.asarray, drawn)
         operands = (q, k, g, beta)
         queued = jax.jit(chain, static_argnames="rounds", donate_argnums=0)
-        o = np.asarray(one(operands, v, S)[0])
+        o = np.asarray(poisoned(one, operands, v, S)[0])
         # The state as the chain leaves it: updated in place, which `one` may not do.
-        first = np.asarray(queued(([S + 0.0, S + 1.0], v + 0.0), operands, rounds=1)[0][0])
+        once = functools.partial(queued, rounds=1)
+        first = np.asarray(poisoned(once, ([S + 0.0, S + 1.0], v + 0.0), operands)[0][0])
         carry = ([S + jnp.float32(layer) for layer in range(layers)], v + 0.0)
         return Prepared(
             lambda: error(drawn, o, first), lambda c: queued(c, operands, rounds=rounds), carry

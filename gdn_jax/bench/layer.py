@@ -1,10 +1,10 @@
-"""Whole layers: a chain of them, and the stack of a model in one jit."""
+"""Whole layers: a chain of them, and the stack of a model in one jit or in a few."""
 
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from gdn_jax.backend import select_backend
 from gdn_jax.bank import LayerBank
 from gdn_jax.bench import products
 from gdn_jax.bench.slope import blocking
-from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu
+from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu, poisoned
 from gdn_jax.config import GDNConfig
 from gdn_jax.layer import decode_step
 from gdn_jax.params import LARGE, GDNParams, init_params, param_dims
@@ -25,8 +25,12 @@ from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.state import GDNState
 from gdn_jax.verify.metrics import distance
 
+Carry = tuple[GDNState, jax.Array]
+
 TIERS = ("f32", "bf16", "q4")
 STACK = 48
+GROUPS, GROUPED_BATCHES = (12, 6, 4), (1, 8)
+"""Layers a jit, and the batches, of the synchronous rows that divide the stack."""
 _DISTINCT = 7
 """Sequences that a batch repeats: coprime to any tile of rows, and cheap in float64."""
 _SMALL = ("in_proj_b", "in_proj_a", "conv_weight")
@@ -48,7 +52,11 @@ def one_layer(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -
 
 
 def stack(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
-    """48 layers of a LayerBank in one jit, a token a call: queued, and waited for one by one."""
+    """48 layers of a LayerBank in one jit, a token a call: queued, and waited for one by one.
+
+    In int4 on the GPU kernels also in jits of a few layers each (``_by6`` in the shape), so that
+    the device starts while the host still prepares the rest.
+    """
     layers = STACK if on_gpu() else 2
     for batch, backend, tier in itertools.product(batches, backends, ("q4", "bf16")):
         shape, moved, flops = sizes(cfg, tier, batch)
@@ -65,7 +73,12 @@ def stack(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> It
             layers=layers,
         )
         yield queued
-        yield dataclasses.replace(queued, kernel=f"{queued.kernel}_sync", measure=blocking)
+        sync = dataclasses.replace(queued, kernel=f"{queued.kernel}_sync", measure=blocking)
+        yield sync
+        if tier == "q4" and backend == "pallas" and batch in GROUPED_BATCHES:
+            for by in GROUPS if layers == STACK else ():
+                divided = functools.partial(make, by=by)
+                yield dataclasses.replace(sync, shape=f"{sync.shape}_by{by}", make=divided)
 
 
 def sizes(cfg: GDNConfig, tier: str, batch: int) -> tuple[str, int, int]:
@@ -166,9 +179,10 @@ def _subject(
         select_backend("decode_step", cfg, backend=backend)
         params = _params(cfg, tier, backend, layers)
         state, x = draw_state(cfg, batch)
-        y, _ = _step(params[0], state, x, cfg=cfg, backend=backend)
+        step = functools.partial(_step, cfg=cfg, backend=backend)
+        y, _ = poisoned(step, params[0], state, x)
         states = [jax.tree.map(lambda s: s + 0.0, state) for _ in range(layers)]
-        carry = chain((states, x + 0.0), params)
+        carry = poisoned(chain, (states, x + 0.0), params)
         # Updated in place by the chain itself, which a step alone may not do.
         first: GDNState = jax.tree.map(np.asarray, carry[0][0])
         return Prepared(lambda: layer_error(cfg, tier, y, first), lambda c: chain(c, params), carry)
@@ -177,25 +191,51 @@ def _subject(
 
 
 @functools.lru_cache(maxsize=1)
-def _bank(cfg: GDNConfig, tier: str, backend: str, layers: int) -> tuple[LayerBank, Any]:
-    """The bank, kept for the next subject of the same, and its jitted step through all layers."""
+def _bank(cfg: GDNConfig, tier: str, backend: str, layers: int) -> LayerBank:
+    """The bank, kept for the next subject of the same."""
     bank = LayerBank(cfg, layers)
     for layer, params in enumerate(_params(cfg, tier, backend, layers)):
         bank = bank.preload(layer, params)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def token(carry, bank):
-        state, x = carry
-        for layer in range(layers):
-            x, state = bank.step(state, layer, x, backend=backend)
-        return state, x
-
-    return bank, token
+    return bank
 
 
-def _make_stack(cfg: GDNConfig, tier: str, backend: str, batch: int, layers: int) -> Prepared:
+@functools.lru_cache(maxsize=1)
+def _token(
+    cfg: GDNConfig, tier: str, backend: str, layers: int, by: int
+) -> Callable[[Carry], Carry]:
+    """One token through all layers in jits of ``by`` layers, each given the weights of its own."""
+    bank = _bank(cfg, tier, backend, layers)
+    programs = []
+    for group in itertools.batched(range(layers), by):
+        part = bank
+        for other in set(range(layers)) - set(group):
+            part = part.release(other)
+        walk = functools.partial(_walk, group=group, backend=backend)
+        programs.append((jax.jit(walk, donate_argnums=0), part))
+
+    def token(carry: Carry) -> Carry:
+        for program, part in programs:
+            carry = program(carry, part)
+        return carry
+
+    return token
+
+
+def _walk(carry: Carry, bank: LayerBank, group: Sequence[int], backend: str) -> Carry:
+    state, x = carry
+    for layer in group:
+        x, state = bank.step(state, layer, x, backend=backend)
+    return state, x
+
+
+def _make_stack(
+    cfg: GDNConfig, tier: str, backend: str, batch: int, layers: int, by: int | None = None
+) -> Prepared:
     select_backend("decode_step", cfg, backend=backend)
-    bank, token = _bank(cfg, tier, backend, layers)
+    bank, token = (
+        _bank(cfg, tier, backend, layers),
+        _token(cfg, tier, backend, layers, by or layers),
+    )
     state, x = draw_state(cfg, batch)
     outputs = [x]
     for layer in range(layers):
@@ -203,7 +243,7 @@ def _make_stack(cfg: GDNConfig, tier: str, backend: str, batch: int, layers: int
         y, _ = _step(params, state, outputs[-1], cfg=cfg, backend=backend)
         outputs.append(y)
     whole = jax.tree.map(lambda s: jnp.broadcast_to(s, (layers, *s.shape)) + 0.0, state)
-    carry = token((whole, x + 0.0), bank)
+    carry = poisoned(token, (whole, x + 0.0))
     first: GDNState = jax.tree.map(lambda s: np.asarray(s[0]), carry[0])
     apart = distance(np.asarray(carry[1]), np.asarray(outputs[-1])).max_rel
 
@@ -211,4 +251,4 @@ def _make_stack(cfg: GDNConfig, tier: str, backend: str, batch: int, layers: int
         return layer_error(cfg, tier, outputs[1], first) if apart < _WIRED else math.inf
 
     detail = f"first layer to float64; the stack {apart:.1e} from its layers one by one"
-    return Prepared(check, lambda c: token(c, bank), carry, detail)
+    return Prepared(check, token, carry, detail)

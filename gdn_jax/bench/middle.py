@@ -14,7 +14,7 @@ import pallas_kernels.support
 from gdn_jax import oracle
 from gdn_jax.backend import unavailable_reason
 from gdn_jax.bench import delta
-from gdn_jax.bench.subject import Prepared, Subject, links_for
+from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.verify.metrics import distance, unequal
@@ -103,7 +103,8 @@ def _make(cfg: GDNConfig, batch: int, layers: int) -> Prepared:
         states = [jnp.broadcast_to(x[n], (count, *x[n].shape)) + 0.0 for n in ("S", "hist")]
         return (*states, jnp.zeros(()))
 
-    S, hist, onn = map(np.asarray, chain(stack(2), projected, layers=(1,)))
+    second = functools.partial(chain, layers=(1,))
+    S, hist, onn = map(np.asarray, poisoned(second, stack(2), projected))
 
     def check() -> float:
         right = exact(cfg, drawn)

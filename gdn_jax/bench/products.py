@@ -1,4 +1,4 @@
-"""Matrix products of one to a few rows: int4, float32 and bfloat16 weights."""
+"""Matrix products of one to a few rows, and what reading their int4 weights alone costs."""
 
 import dataclasses
 import functools
@@ -13,19 +13,20 @@ from jax import lax
 
 from gdn_jax import linear
 from gdn_jax.backend import unavailable_reason
-from gdn_jax.bench.subject import Prepared, Subject, links_for
+from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
-from gdn_jax.quant.kernel_layout import to_kernel
+from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
 from gdn_jax.quant.matmul import q4_matmul
 from gdn_jax.quant.q4array import GROUP, SHIFTS, Q4Array
 from gdn_jax.verify.metrics import distance, unequal
-from pallas_kernels import float_gemv, q4_gemv
+from pallas_kernels import float_gemv, q4_gemv, stream
 
 Product = Callable[[jax.Array, Any], jax.Array]
 
-BITS = {"int4": 4.5, "int4_loads": 4.5, "float32": 32, "bfloat16": 16}
+BITS = {"int4": 4.5, "stream": 4.5, "float32": 32, "bfloat16": 16}
 """Of a weight."""
+_INT4 = ("int4", "stream")
 
 
 def shapes(cfg: GDNConfig) -> tuple[tuple[int, int], ...]:
@@ -33,27 +34,17 @@ def shapes(cfg: GDNConfig) -> tuple[tuple[int, int], ...]:
     return (cfg.conv_dim + cfg.value_dim, cfg.d_model), (cfg.d_model, cfg.value_dim)
 
 
-@dataclasses.dataclass(frozen=True)
-class Loads:
-    """A kernel that waits for the int4 product's loads and does no arithmetic: a ceiling.
-
-    ``function`` takes rows and a Q4Kernel; ``reference`` says from the same what it has to leave,
-    bit for bit, as a proof that it read every word.
-    """
-
-    function: Product
-    reference: Callable[[jax.Array, Any], np.ndarray]
-
-
-LOADS: Loads | None = None
-"""The streaming-only kernel, where there is one."""
-
-
 def int4(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
-    """The public int4 product; its weights in the exchange form for XLA, in the kernel's else."""
+    """The public int4 product, its weights in the exchange form for XLA, in the kernel's else.
+
+    Before those of a shape, the kernel that reads the same blocks and only adds up their words.
+    """
     for N, K in shapes(cfg):
-        if LOADS is not None and "pallas" in backends:
-            yield _subject("int4_loads", "pallas", N, K, 1, 1, LOADS.function)
+        if "pallas" in backends:
+            reading = _subject("stream", "pallas", N, K, 1, 1, _read)
+            moved = int(N * K * BITS["stream"] / 8)
+            changes = {"limit": 0, "unit": "unequal elements", "flops": 0, "bytes": moved}
+            yield dataclasses.replace(reading, **changes)
         for batch, backend in itertools.product(batches, backends):
             function = functools.partial(q4_matmul, backend=backend)
             yield _subject("int4", backend, N, K, batch, max(batches), function)
@@ -74,8 +65,10 @@ def _subject(
     links = links_for(nbytes)
 
     def make() -> Prepared:
-        packed = backend == "pallas" and kernel.startswith("int4")
+        packed = backend == "pallas" and kernel in _INT4
         shape_reason = (q4_gemv if packed else float_gemv).unavailable_reason(N, K)
+        if kernel == "stream":
+            shape_reason = shape_reason or stream.unavailable_reason(nbytes // 4)
         reason = unavailable_reason("q4_matmul", None, backend)
         if backend == "pallas" and (reason := reason or shape_reason):
             raise BackendUnavailableError(reason)
@@ -83,26 +76,28 @@ def _subject(
         drawn = (draw(kernel, N, K, link) for link in range(links))
         weights = [jax.jit(to_kernel)(w) if packed else w for w in drawn]
         one = jax.jit(function)
-        first = np.asarray(one(x, weights[0]))
-
+        first = np.asarray(poisoned(one, x, weights[0]))
+        chained = first.copy()
         chain = jax.jit(functools.partial(_chain, one))
-        corner = np.asarray(chain(x, weights))[0]
+        chained.flat[0] = np.asarray(poisoned(chain, x, weights))[0]
 
         def check() -> float:
-            if kernel == "int4_loads" and LOADS is not None:
-                return unequal(first, LOADS.reference(x, weights[0]))
+            if kernel == "stream":
+                words = np.asarray(weights[0].blocks).reshape(len(first), -1)
+                exact = words.sum(axis=1, dtype=np.int32)
+                return unequal(first, exact) + unequal(chained, exact)
             exact = exact_product(kernel, N, K, rows)[:batch]
-            chained = first.copy()
-            chained[0, 0] = corner
             return max(distance(y, exact).max_rel for y in (first, chained))
 
         return Prepared(check, lambda _: chain(x, weights), None)
 
     moved, flops = nbytes + 4 * batch * (N + K), 2 * batch * N * K
-    subject = Subject(kernel, backend, f"{N}x{K}", batch, moved, flops, links, make)
-    if kernel == "int4_loads":
-        return dataclasses.replace(subject, limit=0, unit="unequal elements", flops=0)
-    return subject
+    return Subject(kernel, backend, f"{N}x{K}", batch, moved, flops, links, make)
+
+
+def _read(x: jax.Array, w: Q4Kernel) -> jax.Array:
+    """The words of w added up by CTA, after x."""
+    return stream.sums(w.blocks, after=x)
 
 
 def _chain(one: Product, x: jax.Array, weights: Sequence[Any]) -> jax.Array:
@@ -124,7 +119,7 @@ def draw_rows(rows: int, K: int) -> np.ndarray:
 def draw(kernel: str, N: int, K: int, link: int) -> Any:
     """Weights of a link, made on the device."""
     key = jax.random.key(link)
-    return draw_q4(N, K, key) if kernel.startswith("int4") else draw_floats(N, K, kernel, key)
+    return draw_q4(N, K, key) if kernel in _INT4 else draw_floats(N, K, kernel, key)
 
 
 @functools.lru_cache

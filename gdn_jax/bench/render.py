@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gdn_jax.bench.rows import OTHERS
+from gdn_jax.bench.rows import COPIES, OTHERS
 from gdn_jax.verify import render as shared
 from gdn_jax.verify.report import Report, Row
 
@@ -13,12 +13,9 @@ def render(report: Report, out: Console) -> None:
     """Print environment, settings, one table a kernel, ratios, what failed and what was not run."""
     shared.render_head(report, out)
     for check in report.checks:
-        if check.id == "copy_gbps":
-            out.print(
-                Text.assemble(
-                    "copy  ", shared.verdict(check.ok), f"  {check.value:.1f} GB/s; {check.detail}"
-                )
-            )
+        if check.id in COPIES:
+            said = f"  {check.value:.1f} GB/s; {check.detail}"
+            out.print(Text.assemble("copy  ", shared.verdict(check.ok), said))
     rows = report.tables["bench"]
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         mine = [row for row in rows if row["kernel"] == kernel]
@@ -39,6 +36,8 @@ def _kernel(kernel: str, rows: list[Row], ratios: list[Row]) -> Table:
     others = [name for name in OTHERS if any(r["backend"] == name for r in ratios)]
     stacked = any(row["us_a_layer"] for row in rows)
     columns = ["shape", "B", "backend", "error", "", "µs", "spread", "MB", "GB/s", "of copy"]
+    streaming = any(r["backend"] == "stream" for r in ratios)
+    columns += ["of streaming only"] * streaming
     columns += [f"× {name}" for name in others] + ["µs a layer"] * stacked
     made = shared.table(f"{kernel}, {rows[0]['timing']}", *columns, right=len(columns) - 3)
     faster = {(r["id"], r["backend"]): r["ratio"] for r in ratios}
@@ -46,8 +45,9 @@ def _kernel(kernel: str, rows: list[Row], ratios: list[Row]) -> Table:
         error = "0" if row["error"] == 0 else f"{row['error']:.1e}"
         cells = [row["shape"], str(row["batch"]), row["backend"], error]
         compared = [_short(faster.get((row["id"], name))) for name in others]
+        read = [_share(faster.get((row["id"], "stream")))] * streaming
         layer = [_short(row["us_a_layer"])] * stacked
-        made.add_row(*cells, shared.verdict(row["ok"]), *_times(row), *compared, *layer)
+        made.add_row(*cells, shared.verdict(row["ok"]), *_times(row), *read, *compared, *layer)
     return made
 
 
@@ -56,8 +56,12 @@ def _times(row: Row) -> list[str]:
     if row["us"] is None:
         return ["–", "–", moved, "–", "–"]
     spread = (row["us_high"] - row["us_low"]) / 2
-    share = "–" if row["share"] is None else f"{row['share']:.1%}"
-    return [_short(row["us"]), f"±{_short(spread)}", moved, _short(row["gbps"]), share]
+    speed = (_short(row["gbps"]), _share(row["share"]))
+    return [_short(row["us"]), f"±{_short(spread)}", moved, *speed]
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
 
 
 def _short(value: float | None) -> str:

@@ -13,7 +13,7 @@ from gdn_jax.verify.svg import series
 
 _GREY = "#7a828c"
 _FAMILIES = {
-    "int4": ("int4", "int4_loads"),
+    "int4": ("int4",),
     "float32": ("float32",),
     "bfloat16": ("bfloat16",),
     "delta rule and middle kernel": ("delta", "middle"),

@@ -1,5 +1,6 @@
 """T tokens of one layer with a host round trip each, against one run on the device."""
 
+import functools
 import time
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +12,7 @@ from gdn_jax.backend import select_backend
 from gdn_jax.bank import LayerBank
 from gdn_jax.bench.layer import draw_params, kernel_form, sizes
 from gdn_jax.bench.slope import SHORT, Timing
-from gdn_jax.bench.subject import Prepared, Subject
+from gdn_jax.bench.subject import Prepared, Subject, poisoned
 from gdn_jax.config import GDNConfig
 from gdn_jax.verify.device_run import bank_decode
 from gdn_jax.verify.metrics import unequal
@@ -38,7 +39,8 @@ def _subject(cfg: GDNConfig, batch: int, backend: str, kernel: str) -> Subject:
         bank = LayerBank(cfg, 1).preload(0, params)
         xs = np.random.default_rng(0).normal(size=(batch, TOKENS, cfg.d_model)).astype(np.float32)
         tokens = jnp.asarray(xs)
-        ys, state = bank_decode(bank, bank.init_state(batch), tokens, 0, backend)
+        decode = functools.partial(bank_decode, layer=0, backend=backend)
+        ys, state = poisoned(decode, bank, bank.init_state(batch), tokens)
         host, other = bank.decode_host(bank.init_state(batch), 0, xs, backend=backend)
 
         def check() -> float:
@@ -54,7 +56,7 @@ def _subject(cfg: GDNConfig, batch: int, backend: str, kernel: str) -> Subject:
             return Timing.of(seconds[SHORT:], TOKENS)
 
         def run(carry):
-            return bank_decode(bank, carry, tokens, 0, backend)[1]
+            return decode(bank, carry, tokens)[1]
 
         measured = host_times if kernel == "roundtrip_host" else None
         detail = f"{TOKENS} host round trips against one device run"

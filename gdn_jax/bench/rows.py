@@ -10,6 +10,11 @@ from gdn_jax.verify.report import Check, Row
 _SHOWS = "that what is timed computes the right thing", "that other inputs take the same time"
 OTHERS = ("xla", "fla")
 """What pallas is compared with."""
+COPIES = {
+    "copy_gbps": "in place, by slope",
+    "copy_blocking_gbps": "into another array, each call waited for",
+}
+"""The checks of the two copies, and how each is taken."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,21 +58,26 @@ class TimedCheck(Check):
         return cls(*head, said, *_SHOWS, *measured)
 
 
-def copy_check(moved: int, timing: Timing, wrong: int) -> TimedCheck:
-    """The copy's GB/s, green when every element is right; ``limit`` is what it has to exceed."""
+def copy_check(moved: int, timing: Timing, wrong: int, id_: str = "copy_gbps") -> TimedCheck:
+    """A copy's GB/s, green when every element is right; ``limit`` is what it has to exceed."""
     ok = wrong == 0 and timing.median > 0
     us, low, high = (1e6 * s for s in (timing.median, timing.low, timing.high))
     gbps = moved / us / 1e3 if ok else None
-    detail = f"x + 1 in float32, {moved / 2**30:g} GiB read and written, {wrong} elements wrong"
-    head = ("copy_gbps", ok, gbps or 0.0, 0.0, "GB/s", detail)
+    share = 1.0 if id_ == "copy_gbps" else None
+    detail = f"x + 1 in float32, {moved / 2**30:g} GiB read and written {COPIES[id_]}"
+    detail += f", {wrong} elements wrong"
+    head = (id_, ok, gbps or 0.0, 0.0, "GB/s", detail)
     said = ("what a plain copy reaches on this device in this run", "what the memory could do")
     if not ok:
         return TimedCheck(*head, *said)
-    return TimedCheck(*head, *said, us, low, high, timing.repetitions, moved, gbps, 1.0)
+    return TimedCheck(*head, *said, us, low, high, timing.repetitions, moved, gbps, share)
 
 
-def row(subject: Subject, done: TimedCheck) -> Row:
-    """The table's row of a subject; every time is None where the check does not hold."""
+def row(subject: Subject, done: TimedCheck, blocking_gbps: float | None = None) -> Row:
+    """The table's row of a subject; every time is None where the check does not hold.
+
+    ``share_blocking`` is of the copy whose calls were waited for, ``blocking_gbps``.
+    """
     us = done.us
     made: Row = {"id": subject.id, "kernel": subject.kernel, "backend": subject.backend}
     made |= {"shape": subject.shape, "batch": subject.batch, "ok": done.ok, "error": done.value}
@@ -75,17 +85,25 @@ def row(subject: Subject, done: TimedCheck) -> Row:
     made |= {"us_a_layer": us and subject.layers and us / subject.layers}
     made |= {"repetitions": done.repetitions, "timing": subject.measure.__name__}
     made |= {"bytes": subject.bytes, "gbps": done.gbps, "share": done.share}
+    made["share_blocking"] = done.gbps and blocking_gbps and done.gbps / blocking_gbps
     made |= {"flops": subject.flops, "gflops": us and subject.flops / us / 1e3}
     return made | {"flops_a_byte": subject.flops / subject.bytes, "links": subject.links}
 
 
 def ratios(rows: list[Row]) -> list[Row]:
-    """How many times faster pallas is than each other backend, where both were timed."""
+    """How many times faster pallas is than each other backend, where both were timed.
+
+    Of the int4 product also than "stream", which only reads the same weights: at best one.
+    """
     timed = {tuple(r[k] for k in ("kernel", "shape", "batch", "backend")): r for r in rows}
     found: list[Row] = []
-    for (*what, backend), mine in timed.items():
-        for other in OTHERS if backend == "pallas" else ():
-            theirs = timed.get((*what, other))
+    for (kernel, shape, batch, backend), mine in timed.items():
+        if backend != "pallas":
+            continue
+        against = {other: timed.get((kernel, shape, batch, other)) for other in OTHERS}
+        if kernel == "int4":
+            against["stream"] = timed.get(("stream", shape, 1, "pallas"))
+        for other, theirs in against.items():
             if theirs and mine["us"] and theirs["us"]:
                 made: Row = {"id": mine["id"], "to": theirs["id"], "backend": other}
                 made["us"] = mine["us"]

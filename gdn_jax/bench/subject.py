@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from gdn_jax.bench.slope import Timing, slope
 
@@ -12,6 +13,9 @@ LIMIT = 5e-6
 """max_rel to float64 of sums of float32 products in any order, as in verify's int4 tier."""
 CHAIN_BYTES = 1.1e9
 """A GPU's chain touches this much, so that no second-level cache holds it from call to call."""
+
+_COPIES = 3
+"""Freed arrays with NaN for every result."""
 
 Measure = Callable[..., Timing]
 
@@ -77,6 +81,23 @@ class Subject:
 def on_gpu() -> bool:
     """Whether the default device is a GPU."""
     return jax.default_backend() == "gpu"
+
+
+def poisoned(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, its results written on a GPU where a NaN lay in every element.
+
+    A first run, on copies since a function may donate, compiles and tells the sizes. Arrays of
+    these sizes with all bits set, a NaN in every float type, are then made and freed, and the
+    allocator gives their memory to the results. What is updated in place stays as it is.
+    """
+    if on_gpu():
+        outputs = jax.block_until_ready(function(*jax.tree.map(jnp.copy, args)))
+        sizes = [x.nbytes for x in jax.tree.leaves(outputs)]
+        del outputs
+        poison = [jnp.full(n, 255, jnp.uint8) for n in sizes for _ in range(_COPIES)]
+        for array in jax.block_until_ready(poison):
+            array.delete()
+    return function(*args)
 
 
 def links_for(nbytes: int, most: int = 64) -> int:

@@ -1,0 +1,121 @@
+"""Tokens for rows that are in slots of a pool: read and written by index, idle rows never."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from gdn_jax.checks import check_array
+from gdn_jax.config import GDNConfig
+from gdn_jax.kernel_layer import KernelLayer
+from gdn_jax.layer import forward, kernel_step
+from gdn_jax.params import GDNParams
+from gdn_jax.speculation import DraftRecord, committed, draft
+from gdn_jax.state import GDNState
+from gdn_jax.types import Array, Token, Tokens
+
+
+def step_rows(
+    params: GDNParams,
+    states: GDNState,
+    layer: int,
+    x: Token,
+    slots: tuple[Array, Array],
+    cfg: GDNConfig,
+    backend: str,
+) -> tuple[Token, GDNState]:
+    """One token: row b reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
+
+    On pallas the kernels index the pool; on xla the rows' states are copied out and in.
+    """
+    read, write = slots
+    if backend == "pallas":
+        y, states, _ = KernelLayer(params, cfg).step(states, layer, x, slots=slots)
+        return blank_idle(y, read), states
+    y, rows, _ = forward(params, read_rows(states, layer, read), x, cfg)
+    return blank_idle(y, read), write_rows(states, layer, jnp.where(read >= 0, write, -1), rows)
+
+
+def draft_rows(
+    params: GDNParams,
+    states: GDNState,
+    layer: int,
+    xs: Tokens,
+    slots: Array,
+    cfg: GDNConfig,
+    backend: str,
+    *,
+    lengths: Array,
+    parents: Array,
+    chain: bool,
+    scheme: str,
+) -> tuple[Tokens, DraftRecord]:
+    """:func:`gdn_jax.speculation.draft` from the slots of the rows; an idle row has no token."""
+    kernels = KernelLayer(params, cfg) if backend == "pallas" else None
+
+    def step(rows: GDNState, x: Token):
+        if kernels is None:
+            return forward(params, rows, x, cfg)
+        return kernel_step(kernels, rows, x, trace=True)
+
+    rows = read_rows(states, layer, slots)
+    lengths = jnp.where(slots >= 0, lengths, 0)
+    return draft(step, rows, xs, cfg, lengths=lengths, parents=parents, chain=chain, scheme=scheme)
+
+
+def commit_rows(
+    states: GDNState, layer: int, record: DraftRecord, slots: Array, accepted: Array
+) -> GDNState:
+    """The pool's states with each row's slot moved on to its accepted node, idle rows left out."""
+    rows = committed(record, read_rows(states, layer, slots), accepted)
+    return write_rows(states, layer, jnp.where(accepted > 0, slots, -1), rows)
+
+
+def check_rows(
+    where: str, name: str, slots: Any, B: int, pool: Any, *, repeats: bool = False
+) -> Array:
+    """Int32 [B] slots of rows; each is in use or -1, unless traced, when nobody can look.
+
+    Raises:
+        ShapeError: a wrong shape or dtype.
+        SlotError: a slot out of range, named twice (unless ``repeats``), or not in use.
+    """
+    check_array(where, name, slots, [("B", B)], [jnp.int32])
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves((slots, pool.table))):
+        ids = np.asarray(slots)
+        pool.check(np.unique(ids[ids != -1]) if repeats else ids[ids != -1])
+    return jnp.asarray(slots)
+
+
+def read_rows(states: GDNState, layer: int, slots: Array) -> GDNState:
+    """The states of the rows, [B, ..]: from slot ``slots[b]`` of a layer of [L, N, ..].
+
+    An idle row (-1) gets zeros.
+    """
+
+    def rows(x: Array) -> Array:
+        taken = x[layer, jnp.maximum(slots, 0)]
+        return jnp.where(_wide(slots >= 0, taken), taken, 0)
+
+    return jax.tree.map(rows, states)
+
+
+def write_rows(states: GDNState, layer: int, slots: Array, rows: GDNState) -> GDNState:
+    """The pool's states with row b in slot ``slots[b]`` of a layer; idle rows (-1) go nowhere."""
+
+    def write(x: Array, new: Array) -> Array:
+        nowhere = x.shape[1]
+        return x.at[layer, jnp.where(slots >= 0, slots, nowhere)].set(new, mode="drop")
+
+    return jax.tree.map(write, states, rows)
+
+
+def blank_idle(y: Array, slots: Array) -> Array:
+    """``y`` with zeros in idle rows."""
+    return jnp.where(_wide(slots >= 0, y), y, 0)
+
+
+def _wide(mask: Array, like: Array) -> Array:
+    return mask.reshape(-1, *[1] * (like.ndim - 1))

@@ -1,0 +1,116 @@
+"""Which slots of a pool are free: a small immutable value that the host keeps."""
+
+import dataclasses
+from typing import Any, Self
+
+import numpy as np
+
+from gdn_jax.errors import PoolFullError, SlotError
+
+_LAST_TURN = np.iinfo(np.int32).max
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SlotTable:
+    """Two int32 [N] arrays that are never written to; every change makes a new table.
+
+    ``generation`` is 0 for a slot never used and grows by one with every ``alloc`` and ``free``,
+    so that it is odd exactly while the slot is in use (it may wrap, which keeps that).
+    ``turn`` orders the free slots: the one longest free is handed out first, ties by number.
+
+    A slot is a plain number, so an old number cannot be told from a new one once the slot has
+    been handed out again. Two things stand against that: a freed slot waits until all the others
+    that are free have been used, and :meth:`check` compares generations for those who keep them.
+    """
+
+    generation: np.ndarray
+    turn: np.ndarray
+
+    @classmethod
+    def create(cls, num_slots: int) -> Self:
+        """Every slot free."""
+        return cls(*(_frozen(np.zeros(num_slots, np.int32)) for _ in range(2)))
+
+    @property
+    def used(self) -> np.ndarray:
+        """Bool [N]: which slots are in use."""
+        return self.generation % 2 == 1
+
+    def alloc(self, where: str, n: int) -> tuple[Self, np.ndarray]:
+        """Mark ``n`` free slots as in use; int32 [n].
+
+        Raises:
+            SlotError: ``n`` is not a whole number from 0 up.
+            PoolFullError: fewer than ``n`` slots are free.
+        """
+        if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 0:
+            raise SlotError(f"{where}: n is {n!r}; needed a whole number from 0 up")
+        free = np.flatnonzero(~self.used)
+        if n > free.size:
+            raise PoolFullError(
+                f"{where}: {free.size} of {self.used.size} slots are free; needed {n}"
+            )
+        slots = free[np.argsort(self.turn[free], kind="stable")][:n].astype(np.int32)
+        return self._counted(slots, self.turn), slots
+
+    def free(self, where: str, slots: np.ndarray) -> Self:
+        """Mark these slots as free; errors as :meth:`check`."""
+        self.check(where, "slots", slots)
+        turn = self.turn.copy()
+        if turn.max() == _LAST_TURN:
+            turn = np.unique(turn, return_inverse=True)[1].astype(np.int32)
+        turn[slots] = turn.max() + 1
+        return self._counted(slots, turn)
+
+    def check(
+        self,
+        where: str,
+        name: str,
+        slots: np.ndarray,
+        *,
+        repeats: bool = False,
+        generation: np.ndarray | None = None,
+    ) -> None:
+        """Look at every entry of ``slots`` int [n], which the message calls ``name``.
+
+        Raises:
+            SlotError: one is out of range, not in use, named twice (unless ``repeats``), or has
+                another generation than the one given.
+        """
+        seen: dict[int, int] = {}
+        for i, slot in enumerate(slots.tolist()):
+            at = f"{where}: {name}[{i}] is {slot}"
+            if not 0 <= slot < self.used.size:
+                raise SlotError(f"{at}; needed 0 to {self.used.size - 1}")
+            now = int(self.generation[slot])
+            if now % 2 == 0:
+                state = "was freed" if now else "was never handed out"
+                raise SlotError(f"{at}, which {state}; needed slots in use")
+            if not repeats and slot in seen:
+                raise SlotError(f"{at}, as {name}[{seen[slot]}]; needed every slot once")
+            if generation is not None and now != generation[i]:
+                raise SlotError(f"{at} of generation {generation[i]}, freed since; it is at {now}")
+            seen[slot] = i
+
+    def _counted(self, slots: np.ndarray, turn: np.ndarray) -> Self:
+        generation = self.generation.copy()
+        generation[slots] += 1
+        return type(self)(_frozen(generation), _frozen(turn))
+
+
+def as_slots(where: str, name: str, slots: Any) -> np.ndarray:
+    """One slot or several as a host array [n] of whole numbers.
+
+    Raises:
+        SlotError: not an int32 scalar or [n].
+    """
+    x = np.asarray(slots)
+    if x.ndim > 1 or not np.issubdtype(x.dtype, np.integer):
+        found = f"shape {x.shape} and dtype {x.dtype}"
+        raise SlotError(f"{where}: {name} has {found}; needed int32 [n] or one slot")
+    return np.atleast_1d(x)
+
+
+def _frozen(x: np.ndarray) -> np.ndarray:
+    x.setflags(write=False)
+    return x

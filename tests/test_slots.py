@@ -1,0 +1,167 @@
+"""Steps, drafts and commits in a pool's slots against a model that recomputes every sequence."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gdn_jax as gdn
+from gdn_jax.speculation import SCHEMES
+from tests.tools import assert_close, assert_refused, assert_same_bits
+
+CFG = gdn.GDNConfig(64, 2, 4, 16, 8, conv_width=3)
+L, N, B, TD, LAYER = 2, 4, 2, 3, 1
+BANK = gdn.LayerBank(CFG, L).preload(LAYER, gdn.init_params(jax.random.key(0), CFG))
+VOCABULARY = jnp.asarray(np.random.default_rng(0).normal(size=(8, CFG.d_model)), jnp.float32)
+IDLE = -1
+
+step = jax.jit(
+    lambda pool, x, read, write: BANK.step_slots(pool, LAYER, x, read, write_slots=write)
+)
+draft = jax.jit(
+    lambda pool, xs, slots, lengths, parents, scheme: BANK.draft_slots(
+        pool, LAYER, xs, slots, lengths=lengths, parents=parents, scheme=scheme
+    ),
+    static_argnames="scheme",
+)
+commit = jax.jit(lambda pool, record, slots, taken: pool.commit({LAYER: record}, slots, taken))
+plain = jax.jit(functools.partial(BANK.step, layer=LAYER))
+
+
+def new_pool() -> gdn.StatePool:
+    return gdn.StatePool.create(CFG, L, N)
+
+
+@functools.cache
+def recomputed(tokens: tuple[int, ...]) -> tuple[np.ndarray, gdn.GDNState]:
+    """The last output and the state of a sequence, decoded from zeros beside an idle row."""
+    if not tokens:
+        return np.zeros(CFG.d_model, np.float32), BANK.init_state(B)
+    _, state = recomputed(tokens[:-1])
+    y, state = plain(state, x=jnp.stack([VOCABULARY[tokens[-1]]] * B))
+    return np.asarray(y[0]), state
+
+
+def assert_holds(pool: gdn.StatePool, slot: int, tokens: tuple[int, ...]) -> None:
+    _, state = recomputed(tokens)
+    for name in ("S", "conv_hist"):
+        found, expected = getattr(pool, name)[:, slot], getattr(state, name)[:, 0]
+        assert_same_bits(found, expected, f"{name} of slot {slot} after {tokens}")
+
+
+def rows(*slots: int) -> jax.Array:
+    return jnp.asarray(slots, jnp.int32)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_random_programs_equal_a_model_that_recomputes(data: Any) -> None:
+    pool, model = new_pool(), {}
+    token = st.integers(0, len(VOCABULARY) - 1)
+    for _ in range(data.draw(st.integers(1, 8))):
+        op = data.draw(st.sampled_from(["alloc", "step", "fork", "draft", "free", "reset"]))
+        live = sorted(model)
+        if op == "alloc" and len(live) < N:
+            pool, slots = pool.alloc(1)
+            model[int(slots[0])] = ()
+        elif op == "fork" and live and len(live) < N:
+            source = data.draw(st.sampled_from(live))
+            pool, slots = pool.fork(source, 1)
+            model[int(slots[0])] = model[source]
+        elif op == "free" and live:
+            slot = data.draw(st.sampled_from(live))
+            pool = pool.free(rows(slot))
+            del model[slot]
+        elif op == "reset" and live:
+            slot = data.draw(st.sampled_from(live))
+            pool, model[slot] = pool.reset(rows(slot)), ()
+        elif op in ("step", "draft"):
+            picked = data.draw(st.permutations([*live, IDLE, IDLE]))[:B]
+            tokens = data.draw(st.lists(token, min_size=B * TD, max_size=B * TD))
+            grid = np.array(tokens).reshape(B, TD)
+            if op == "step":
+                y, pool = step(pool, VOCABULARY[grid[:, 0]], rows(*picked), rows(*picked))
+                taken = [1] * B
+            else:
+                scheme = data.draw(st.sampled_from(SCHEMES))
+                lengths = data.draw(st.lists(st.integers(0, TD), min_size=B, max_size=B))
+                chain = jnp.broadcast_to(jnp.arange(-1, TD - 1), (B, TD))
+                ys, record = draft(
+                    pool, VOCABULARY[grid], rows(*picked), rows(*lengths), chain, scheme=scheme
+                )
+                taken = [data.draw(st.integers(0, n)) for n in lengths]
+                pool = commit(pool, record, rows(*picked), rows(*taken))
+                y = np.stack(
+                    [ys[b, n - 1] if n else np.zeros(64, np.float32) for b, n in enumerate(taken)]
+                )
+            for b, slot in enumerate(picked):
+                if slot == IDLE:
+                    np.testing.assert_array_equal(y[b], 0)
+                else:
+                    model[slot] += tuple(map(int, grid[b, : taken[b]]))
+                    if taken[b]:
+                        assert_same_bits(y[b], recomputed(model[slot])[0])
+    for slot, tokens in model.items():
+        assert_holds(pool, slot, tokens)
+    assert sorted(model) == pool.used.tolist()
+
+
+def test_a_prefix_is_read_without_being_written() -> None:
+    pool, (prefix, branch) = new_pool().alloc(2)
+    _, pool = step(pool, VOCABULARY[:2], rows(prefix, IDLE), rows(prefix, IDLE))
+    y, pool = step(pool, VOCABULARY[1:3], rows(prefix, IDLE), rows(branch, IDLE))
+    assert_holds(pool, int(prefix), (0,))
+    assert_holds(pool, int(branch), (0, 1))
+    assert_same_bits(y[0], recomputed((0, 1))[0])
+
+
+def test_other_slots_may_hold_nan() -> None:
+    pool, slots = new_pool().alloc(2)
+    spoilt = jax.tree.map(lambda x: x, pool)
+    for name in ("S", "conv_hist"):
+        full = jnp.full_like(getattr(pool, name), jnp.nan)
+        kept = full.at[:, slots[0]].set(getattr(pool, name)[:, slots[0]])
+        object.__setattr__(spoilt, name, kept)
+    y, after = step(spoilt, VOCABULARY[:2], rows(int(slots[0]), IDLE), rows(int(slots[0]), IDLE))
+    assert_same_bits(y[0], recomputed((0,))[0])
+    np.testing.assert_array_equal(y[1], 0)
+    assert_holds(after, int(slots[0]), (0,))
+    assert np.isnan(np.delete(np.asarray(after.S), int(slots[0]), axis=1)).all()
+
+
+def test_a_batch_is_near_its_rows_alone() -> None:
+    pool, slots = new_pool().alloc(2)
+    ys, _ = step(pool, VOCABULARY[:2], slots, slots)
+    for b in range(B):
+        solo, _ = BANK.step_slots(pool, LAYER, VOCABULARY[b : b + 1], slots[b : b + 1])
+        assert_close(ys[b], solo[0], 1e-6)
+
+
+def test_bad_slots_and_pools_are_refused() -> None:
+    pool, slots = new_pool().alloc(2)
+    x = VOCABULARY[:2]
+
+    def refuse(call: Any, *fragments: str, error: type[Exception] = gdn.SlotError) -> None:
+        assert_refused(call, *fragments, error=error)
+
+    refuse(lambda: BANK.step_slots(pool, LAYER, x, rows(0, 0)), "every slot once")
+    refuse(lambda: BANK.step_slots(pool, LAYER, x, rows(0, 3)), "never handed out")
+    refuse(lambda: BANK.step_slots(pool, LAYER, x, rows(0, 4)), "needed 0 to 3")
+    refuse(lambda: BANK.step_slots(pool.free(slots), LAYER, x, slots), "was freed")
+    refuse(
+        lambda: BANK.step_slots(pool, LAYER, x, slots, write_slots=rows(1, 1)), "every slot once"
+    )
+    other = gdn.StatePool.create(CFG, L + 1, N)
+    refuse(lambda: BANK.step_slots(other, LAYER, x, slots), "pool is of", error=gdn.ShapeError)
+    refuse(lambda: BANK.step_slots(pool, LAYER, x, rows(0)), "slots", "B=2", error=gdn.ShapeError)
+    refuse(
+        lambda: BANK.draft_slots(pool, 0, x[:, None], slots), "not resident",
+        error=gdn.LayerNotResidentError,
+    )  # fmt: skip
+    with pytest.raises(gdn.UnknownNameError, match="no scheme 'undo'"):
+        BANK.draft_slots(pool, LAYER, x[:, None], slots, scheme="undo")
