@@ -1,7 +1,7 @@
-"""Writes README's tables of measured results from ``docs/results``.
+"""Writes the tables of measured results from ``docs/results``: README's, and docs/ladder.md.
 
-``verify-*.json`` give the table of checks, ``bench-*.json`` the times, ``ladder.json`` the versions
-of the kernels. ``python docs/measured.py`` renews README.md; a test asserts that it is up to date.
+``verify-*.json`` give README's checks, ``bench-*.json`` its times, ``ladder.json`` the page of
+kernel versions. ``python docs/measured.py`` renews both; a test asserts that they are up to date.
 """
 
 import json
@@ -61,11 +61,22 @@ def bench_table() -> str:
     return "\n".join([*lines, *_table(reference), "", *map(_made, files, results)])
 
 
-def ladder_table() -> str:
-    """One row a version of a kernel, in the order of the file."""
-    rows: list[list[str]] = [list(LADDER_FIELDS)]
-    rows += [[entry[field] for field in LADDER_FIELDS] for entry in ladder()]
-    return "\n".join(_table(rows))
+def ladder_page() -> str:
+    """docs/ladder.md: a table a kernel, a row a version, in the order of the file."""
+    columns = [field for field in LADDER_FIELDS if field not in ("kernel", "date", "device")]
+    entries = ladder()
+    lines = [
+        "# Versions of the kernels",
+        "",
+        "What was expected, what was measured, and why it was",
+    ]
+    lines += ["was kept or dropped; times by slope, a profiler's where said.", ""]
+    for kernel in dict.fromkeys(entry["kernel"] for entry in entries):
+        mine = [entry for entry in entries if entry["kernel"] == kernel]
+        where = {f"{entry['device']}, {entry['date']}" for entry in mine}
+        rows = [columns, *([entry[field] for field in columns] for entry in mine)]
+        lines += [f"## {kernel}", "", f"{'; '.join(sorted(where))}.", "", *_table(rows), ""]
+    return "\n".join(lines)
 
 
 def ladder() -> list[dict[str, str]]:
@@ -76,7 +87,6 @@ def ladder() -> list[dict[str, str]]:
 SECTIONS: dict[str, Callable[[], str]] = {
     "measured": table,
     "bench": bench_table,
-    "ladder": ladder_table,
 }
 """What stands between ``<!-- name -->`` and ``<!-- /name -->`` in README."""
 
@@ -174,5 +184,6 @@ def _made(file: Path, result: Row) -> str:
 
 
 if __name__ == "__main__":
+    (ROOT / "docs" / "ladder.md").write_text(ladder_page(), encoding="utf-8")
     path = ROOT / "README.md"
     path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")

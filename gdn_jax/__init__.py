@@ -27,6 +27,7 @@ from gdn_jax.gguf.writer import write_gguf
 from gdn_jax.kernel_layer import params_to_kernel
 from gdn_jax.layer import decode, decode_step, trace_step
 from gdn_jax.params import GDNParams, init_params
+from gdn_jax.pool_files import load_pool, save_pool
 from gdn_jax.quant.codecs import (
     q4_from_gguf_blocks,
     q4_from_tiles,
@@ -90,6 +91,7 @@ __all__ = [
     "init_state",
     "load_gguf_layer",
     "load_hf_layer",
+    "load_pool",
     "load_state",
     "params_to_kernel",
     "q4_from_gguf_blocks",
@@ -100,6 +102,7 @@ __all__ = [
     "quantize_q4",
     "recurrent_gated_delta_rule",
     "reset_state",
+    "save_pool",
     "save_state",
     "select_backend",
     "to_kernel",

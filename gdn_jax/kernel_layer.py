@@ -80,7 +80,7 @@ class KernelLayer:
             middle.Small(params.A_log, params.dt_bias, params.norm_weight),
             out,
         )
-        self.sizes = middle.Sizes(
+        self.heads = middle.Heads(
             cfg.num_k_heads, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim, cfg.norm_eps
         )
 
@@ -103,7 +103,7 @@ class KernelLayer:
             states.S,
             states.conv_hist,
             Place(jnp.full((1,), index, jnp.int32), *(slots or ())),
-            sizes=self.sizes,
+            heads=self.heads,
             trace=trace,
             clusters=pallas_kernels.support.has_clusters(),
         )

@@ -105,6 +105,7 @@ def as_slots(where: str, name: str, slots: Any) -> np.ndarray:
         SlotError: not an int32 scalar or [n].
     """
     x = np.asarray(slots)
+    x = x if x.size else x.astype(np.int32)
     if x.ndim > 1 or not np.issubdtype(x.dtype, np.integer):
         found = f"shape {x.shape} and dtype {x.dtype}"
         raise SlotError(f"{where}: {name} has {found}; needed int32 [n] or one slot")

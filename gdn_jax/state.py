@@ -1,8 +1,6 @@
 """The state of a layer: explicit, functional, and storable."""
 
 import dataclasses
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from gdn_jax.checks import check_array, check_config, check_finite
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, StateFileError
-from gdn_jax.files import write_atomically
+from gdn_jax.sealed import Kind, read_sealed, write_sealed
 from gdn_jax.types import Array
 
-_FORMAT, _VERSION = "gdn-jax-state", 1
+_NAMES = frozenset({"S", "conv_hist"})
+_KIND = Kind("gdn-jax-state", 1, _NAMES, "state file", "gdn_jax.save_state")
 
 
 @jax.tree_util.register_dataclass
@@ -125,13 +122,7 @@ def save_state(path: str | os.PathLike[str], state: GDNState, cfg: GDNConfig) ->
     arrays = export_state(state)
     for name, x in arrays.items():
         check_finite(f"{path}: not written", name, x, StateFileError)
-    metadata = {
-        "format": _FORMAT,
-        "version": str(_VERSION),
-        "config": json.dumps(dataclasses.asdict(cfg)),
-        "sha256": _digest(arrays),
-    }
-    write_atomically(path, save(arrays, metadata))
+    write_sealed(path, arrays, _KIND, cfg)
 
 
 def load_state(path: str | os.PathLike[str], cfg: GDNConfig) -> GDNState:
@@ -142,35 +133,10 @@ def load_state(path: str | os.PathLike[str], cfg: GDNConfig) -> GDNState:
             another configuration; fails its checksum; or holds a number that is not finite.
     """
     check_config("load_state", cfg)
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise StateFileError(f"{path}: no such file") from None
-    except (SafetensorError, OSError, AttributeError) as error:
-        raise StateFileError(f"{path}: truncated or not a safetensors file ({error})") from None
-    if metadata.get("format") != _FORMAT or set(arrays) != {"S", "conv_hist"}:
-        raise StateFileError(f"{path}: not a state file; needed one written by gdn_jax.save_state")
-    if metadata.get("version") != str(_VERSION):
-        found = metadata.get("version")
-        raise StateFileError(f"{path}: format version {found}; needed {_VERSION}")
-    if metadata.get("sha256") != _digest(arrays):
-        raise StateFileError(f"{path}: altered since it was written (checksum differs)")
-    written_for, needed = metadata.get("config"), json.dumps(dataclasses.asdict(cfg))
-    if written_for != needed:
-        raise StateFileError(f"{path}: written for {written_for}; needed {needed}")
+    arrays = read_sealed(path, _KIND, cfg)
     for name, x in arrays.items():
         check_finite(str(path), name, x, StateFileError)
     try:
         return import_state(arrays, cfg)
     except ShapeError as error:
         raise StateFileError(f"{path}: {error}") from None
-
-
-def _digest(arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()

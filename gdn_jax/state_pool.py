@@ -13,14 +13,14 @@ from jax.core import Tracer
 from gdn_jax.checks import check_array, check_config, check_finite
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, SlotError
+from gdn_jax.slot_ops import JITTED, copy_slots, padded, read_slot, reset_slots, write_slot
 from gdn_jax.slot_rows import check_rows, commit_rows
 from gdn_jax.slots import SlotTable, as_slots
 from gdn_jax.speculation import DraftRecord, within
 from gdn_jax.state import GDNState, _zeros
 from gdn_jax.types import Array
 
-Slots = Any
-"""One slot, or int32 [n]: a JAX or NumPy array, or a list of ints."""
+Slots = Any  # One slot, or int32 [n]: a JAX or NumPy array, or a list of ints.
 
 jax.tree_util.register_dataclass(SlotTable, ["generation", "turn"], [])
 
@@ -45,11 +45,10 @@ class StatePool:
     place and only the slots named are touched; this pool, and every pool that shares its arrays,
     can then no longer be used. ``free`` touches no array, and shares them with the new pool.
 
-    **Under jit.** A pool goes into a jitted function and comes out of it like any pytree; donate
-    it there for an update in place. The table travels as two small int32 leaves, not as static
-    data: a step is traced once whatever is handed out meanwhile, and the pool that it returns has
-    the table of the call. That table is then on the device, so the next method that looks at it
-    waits for the step. Slots cannot be handed out, freed or checked inside; ``reset`` and ``copy``
+    **Under jit.** A pool goes in and comes out like any pytree; donate it there for an update in
+    place. The table travels as two small int32 leaves, not as static data: a step is traced once
+    whatever is handed out meanwhile, and the pool that it returns has the table of the call. That
+    table is then on the device, so the next method to look at it waits for the step. Slots cannot be handed out, freed or checked inside; ``reset`` and ``copy``
     work there unchecked, and a slot outside 0..N-1, such as the -1 of an idle row, neither reads
     nor writes.
     """
@@ -128,7 +127,7 @@ class StatePool:
         """
         where = "StatePool.alloc"
         table, slots = self._table(where).alloc(where, n)
-        return self._run(_reset, donate, _padded(slots), table=table), jnp.asarray(slots)
+        return self._run(reset_slots, donate, padded(slots), table=table), jnp.asarray(slots)
 
     def free(self, slots: Slots) -> Self:
         """Take slots back. No array is touched: a slot is zeroed when it is handed out.
@@ -147,7 +146,7 @@ class StatePool:
             SlotError: a slot out of range, named twice, or not in use.
         """
         ids = self._checked("StatePool.reset", "slots", slots)
-        return self._run(_reset, donate, _padded(ids))
+        return self._run(reset_slots, donate, padded(ids))
 
     def fork(self, slot: Slots, n: int, *, donate: bool = False) -> tuple[Self, Array]:
         """Hand out ``n`` slots, int32 [n], that hold what ``slot`` holds: branches of one prefix.
@@ -161,7 +160,7 @@ class StatePool:
         if src.size != 1:
             raise SlotError(f"{where}: slot has shape {src.shape}; needed one slot")
         table, new = self._table(where).alloc(where, n)
-        return self._run(_copy, donate, src, _padded(new), table=table), jnp.asarray(new)
+        return self._run(copy_slots, donate, src, padded(new), table=table), jnp.asarray(new)
 
     def copy(self, src: Slots, dst: Slots, *, donate: bool = False) -> Self:
         """``dst[i]`` takes what ``src[i]`` held before the call; one ``src`` serves every ``dst``.
@@ -176,8 +175,8 @@ class StatePool:
         if source.size not in (1, target.size):
             needed = f"one slot or {target.shape}, as dst"
             raise SlotError(f"{where}: src has shape {source.shape}; needed {needed}")
-        source = source if source.size == 1 else _padded(source)
-        return self._run(_copy, donate, source, _padded(target))
+        source = source if source.size == 1 else padded(source)
+        return self._run(copy_slots, donate, source, padded(target))
 
     def commit(self, records: Mapping[int, DraftRecord], slots: Array, accepted: Array) -> Self:
         """Move every row's slot on to its accepted draft tokens, in the layers that have a record.
@@ -224,7 +223,7 @@ class StatePool:
         for name, x in vars(self._state).items():
             arrays[name] = np.empty((x.shape[0], ids.size, *x.shape[2:]), np.float32)
         for i, slot in enumerate(ids):
-            for name, part in vars(_read_jitted(self._state, slot)).items():
+            for name, part in vars(read_slot(self._state, slot)).items():
                 arrays[name][:, i] = part
         return arrays
 
@@ -248,8 +247,8 @@ class StatePool:
             check_finite(where, name, np.asarray(arrays[name]), ShapeError)
         pool = self
         for i, slot in enumerate(ids):
-            part = GDNState(*(arrays[name][:, i] for name in ("S", "conv_hist")))
-            pool = pool._run(_write, donate or i > 0, slot, part)
+            part = GDNState(*(jnp.asarray(arrays[name][:, i]) for name in ("S", "conv_hist")))
+            pool = pool._run(write_slot, donate or i > 0, slot, part)
         return pool
 
     @property
@@ -277,7 +276,7 @@ class StatePool:
         *operands: Any,
         table: SlotTable | None = None,
     ) -> Self:
-        state = _JITTED[op, donate](self._state, *operands)
+        state = JITTED[op, donate](self._state, *operands)
         return dataclasses.replace(self, **vars(state), table=table or self.table)
 
 
@@ -298,44 +297,3 @@ def _dims(cfg: GDNConfig, *lead: tuple[str, int | None]) -> dict[str, list[tuple
     S = (("HV", cfg.num_v_heads), ("K", cfg.head_k_dim), ("V", cfg.head_v_dim))
     hist = (("W-1", cfg.conv_width - 1), ("C", cfg.conv_dim))
     return {"S": [*lead, *S], "conv_hist": [*lead, *hist]}
-
-
-def _padded(slots: Any) -> Any:
-    """Host slots up to a power of two with -1, which the device skips: few sizes to compile."""
-    if isinstance(slots, np.ndarray):
-        padding = (1 << (slots.size - 1).bit_length() if slots.size else 1) - slots.size
-        return np.pad(slots, (0, padding), constant_values=-1)
-    return slots
-
-
-def _put(x: Array, slots: Array, values: Any) -> Array:
-    return x.at[:, slots].set(values, mode="drop", wrap_negative_indices=False)
-
-
-def _reset(state: GDNState, slots: Array) -> GDNState:
-    return jax.tree.map(lambda x: _put(x, slots, 0.0), state)
-
-
-def _copy(state: GDNState, src: Array, dst: Array) -> GDNState:
-    """``src`` [n] or [1]; every source is read before any target is written."""
-    dst = jnp.where((src >= 0) & (src < state.S.shape[1]), dst, -1)
-    return jax.tree.map(lambda x: _put(x, dst, jnp.take(x, src, axis=1, mode="clip")), state)
-
-
-def _read(state: GDNState, slot: Array) -> GDNState:
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, slot, 1, keepdims=False), state)
-
-
-def _write(state: GDNState, slot: Array, part: GDNState) -> GDNState:
-    def put(x: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(x, new, slot, 1)
-
-    return jax.tree.map(put, state, part)
-
-
-_read_jitted = jax.jit(_read)
-_JITTED = {
-    (op, donate): jax.jit(op, donate_argnums=(0,) if donate else ())
-    for op in (_reset, _copy, _write)
-    for donate in (False, True)
-}

@@ -13,7 +13,7 @@ import jax
 
 from pallas_kernels import float_gemv, history, q4_gemv, tuning
 from pallas_kernels.jobs import Job, launch
-from pallas_kernels.middle import Projected, Sizes, Small, middle
+from pallas_kernels.middle import Heads, Projected, Small, middle
 from pallas_kernels.place import Place
 
 
@@ -44,7 +44,7 @@ def projections(x: jax.Array, *weights: jax.Array) -> list[Job]:
     return [q4_gemv.job(x, w) if is_int4(w) else float_gemv.job(x, w) for w in weights]
 
 
-@functools.partial(jax.jit, static_argnames=("sizes", "trace", "clusters", "interpret"))
+@functools.partial(jax.jit, static_argnames=("heads", "trace", "clusters", "interpret"))
 def step(
     weights: Weights,
     x: jax.Array,
@@ -52,7 +52,7 @@ def step(
     hist: jax.Array,
     place: Place,
     *,
-    sizes: Sizes,
+    heads: Heads,
     residual: jax.Array | None = None,
     trace: bool = False,
     clusters: bool = True,
@@ -67,7 +67,7 @@ def step(
         x: float32 [B, D].
         S, hist: float32 [L, N, HV, K, V] and [L, N, W-1, C], the states of a stack.
         place: the part of the stack, and the slots of the rows.
-        sizes: heads and widths.
+        heads: heads and widths.
         residual: float32 [B, D], added to the output.
         trace: also return what the middle kernel reads back and ONN.
         clusters: whether the device has thread-block clusters, from compute capability 9.0 on.
@@ -90,8 +90,8 @@ def step(
         weights.small,
         *states,
         place,
-        sizes,
-        tile=tuning.middle_tile(len(x), sizes.V, clusters),
+        heads,
+        tile=tuning.middle_tile(len(x), heads.V, clusters),
         trace=trace,
         interpret=interpret,
     )

@@ -56,7 +56,7 @@ class Small(NamedTuple):
     norm: jax.Array
 
 
-class Sizes(NamedTuple):
+class Heads(NamedTuple):
     """Heads and widths, and the epsilon of step 6."""
 
     HK: int
@@ -76,7 +76,7 @@ def middle(
     S: Any,
     hist: Any,
     place: Place,
-    sizes: Sizes,
+    heads: Heads,
     *,
     tile: int,
     trace: bool = False,
@@ -92,7 +92,7 @@ def middle(
         S: a reference to float32 [L, N, HV, K, V]; the slot written becomes what the slot read was.
         hist: a reference to float32 [L, N, W-1, C]; frame W-2 of the slot written is written.
         place: layer and slots of the rows.
-        sizes: heads and widths; K and V are 64 or 128.
+        heads: heads and widths; K and V are 64 or 128.
         tile: columns of S a CTA owns, a divisor of V from 16 up; below V it needs clusters.
         trace: also return the intermediates, without changing a bit of the rest.
         interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU; tile must be V.
@@ -100,22 +100,22 @@ def middle(
     Returns:
         onn [B, HV·V] float32, and the intermediates by name, empty without ``trace``.
     """
-    B, tiles = projected.z.shape[1], sizes.V // tile
-    shapes = {"onn": (B, sizes.HV * sizes.V)}
+    B, tiles = projected.z.shape[1], heads.V // tile
+    shapes = {"onn": (B, heads.HV * heads.V)}
     if trace:
-        C, heads, keys = projected.pre.shape[1], (B, sizes.HV), (B, sizes.HK * sizes.K)
+        C, each, keys = projected.pre.shape[1], (B, heads.HV), (B, heads.HK * heads.K)
         values = shapes["onn"]
-        each = ((B, C), values, *[heads] * 4, (B, C), keys, keys, values)
-        shapes |= dict(zip(READ_BACK, each, strict=True))
+        every = ((B, C), values, *[each] * 4, (B, C), keys, keys, values)
+        shapes |= dict(zip(READ_BACK, every, strict=True))
     kernel = plgpu.kernel(
-        functools.partial(_body, sizes, tile, tuple(shapes), interpret is not None),
+        functools.partial(_body, heads, tile, tuple(shapes), interpret is not None),
         out_type=[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes.values()],
-        grid=(B * sizes.HV,),
+        grid=(B * heads.HV,),
         grid_names=("head",),
         cluster=(tiles,) if tiles > 1 else (),
         cluster_names=("tile",) if tiles > 1 else (),
         scratch_types=[
-            plgpu.SMEM((2, sizes.K), jnp.float32),
+            plgpu.SMEM((2, heads.K), jnp.float32),
             plgpu.SMEM((2, tile), jnp.float32),
             cluster.scratch(tiles),
         ],
@@ -128,8 +128,8 @@ def middle(
     return named.pop("onn"), named
 
 
-def _body(sizes: Sizes, tile: int, names: tuple[str, ...], interpreted: bool, *refs: Any) -> None:
-    HK, HV, K, V, eps = sizes
+def _body(heads: Heads, tile: int, names: tuple[str, ...], interpreted: bool, *refs: Any) -> None:
+    HK, HV, K, V, eps = heads
     qkv, z, b_rows, a_rows, pre, newest, A_log, dt_bias, norm, S, hist = refs[:11]
     *rest, keys_there, values_there, mailbox = refs[11:]
     place, outs = rest[: -len(names)], dict(zip(names, rest[-len(names) :], strict=True))

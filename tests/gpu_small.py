@@ -69,7 +69,7 @@ def worst_of_layer(cfg: gdn.GDNConfig, B: int, kind: str) -> float:
     kernels = KernelLayer(params, cfg)
     place = Place(jnp.ones(1, jnp.int32), jnp.asarray(slots), jnp.asarray(slots))
     y, S, _, _ = layer.step(
-        kernels.weights, jnp.asarray(x), *map(jnp.asarray, states), place, sizes=kernels.sizes,
+        kernels.weights, jnp.asarray(x), *map(jnp.asarray, states), place, heads=kernels.heads,
         trace=True, clusters=support.has_clusters(),
     )  # fmt: skip
     worst = 0.0

@@ -148,7 +148,7 @@ def test_every_step_of_the_ladder_is_whole(measured: ModuleType) -> None:
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", entry["date"])
     assert len({(e["kernel"], e["version"]) for e in entries}) == len(entries)
     for entry in entries:
-        assert f"| {entry['version']} |" in measured.ladder_table()
+        assert f"| {entry['version']} |" in measured.ladder_page()
 
 
 def test_recorded_results_have_no_time_behind_a_red_check() -> None:

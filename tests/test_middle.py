@@ -66,7 +66,7 @@ def in_place(
         S,
         hist,
         place,
-        sizes_of(cfg),
+        heads_of(cfg),
         tile=tile,
         trace=trace,
         interpret=INTERPRET,
@@ -82,8 +82,8 @@ def run(drawn: Any, read: Any, write: Any, *, cfg: GDNConfig, tile: int, trace: 
     return jitted(state, drawn, read, write, cfg=cfg, tile=tile, trace=trace)
 
 
-def sizes_of(cfg: GDNConfig) -> middle.Sizes:
-    return middle.Sizes(
+def heads_of(cfg: GDNConfig) -> middle.Heads:
+    return middle.Heads(
         cfg.num_k_heads, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim, cfg.norm_eps
     )
 

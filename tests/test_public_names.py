@@ -48,6 +48,7 @@ PUBLIC = [
     "init_state",
     "load_gguf_layer",
     "load_hf_layer",
+    "load_pool",
     "load_state",
     "params_to_kernel",
     "q4_from_gguf_blocks",
@@ -58,6 +59,7 @@ PUBLIC = [
     "quantize_q4",
     "recurrent_gated_delta_rule",
     "reset_state",
+    "save_pool",
     "save_state",
     "select_backend",
     "to_kernel",
@@ -68,10 +70,11 @@ PUBLIC = [
 TIERS = (
     {"errors", "types"},
     {"config"},
-    {"backend", "checks", "trace", "oracle"},
+    {"backend", "checks", "trace", "oracle", "slots"},
     {"params", "state"},
     {"steps"},
     {"delta_rule", "layer"},
+    {"state_pool"},
     {"bank"},
 )
 """Modules of the layer, lowest first: none imports from its own tier or from a higher one."""

@@ -28,3 +28,5 @@ def test_the_measured_table_is_up_to_date() -> None:
     spec.loader.exec_module(measured)
     assert "f32.float64" in measured.table()
     assert measured.renewed(README) == README, "run `python docs/measured.py`"
+    page = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
+    assert measured.ladder_page() == page, "run `python docs/measured.py`"

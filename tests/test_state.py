@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 import gdn_jax as gdn
-from gdn_jax.state import _digest
+from gdn_jax.sealed import digest
 from tests.cases import state_arrays
 from tests.tools import assert_refused, assert_same_bits
 
@@ -41,7 +41,7 @@ def read(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 def craft(path, arrays, metadata) -> None:
     """A file that a careless or hostile writer could make, its checksum right for its data."""
-    path.write_bytes(save(arrays, metadata | {"sha256": _digest(arrays)}))
+    path.write_bytes(save(arrays, metadata | {"sha256": digest(arrays)}))
 
 
 def test_a_new_state_is_zeros_of_the_documented_shapes() -> None:

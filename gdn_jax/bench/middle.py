@@ -19,7 +19,7 @@ from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.verify.metrics import distance, unequal
 from pallas_kernels import tuning
-from pallas_kernels.middle import Projected, Sizes, Small
+from pallas_kernels.middle import Heads, Projected, Small
 from pallas_kernels.place import Place
 
 SPLITS = 8
@@ -79,14 +79,14 @@ def _make(cfg: GDNConfig, batch: int, layers: int) -> Prepared:
     pre = jnp.sum(x["hist"] * x["conv"].T[None, :-1], axis=1)
     projected = Projected(x["qkv"], x["z"], x["b"], x["a"], pre, x["conv"][:, -1])
     small = Small(x["A_log"], x["dt_bias"], x["norm"])
-    sizes = Sizes(cfg.num_k_heads, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim, cfg.norm_eps)
-    tile = tuning.middle_tile(batch, sizes.V, pallas_kernels.support.has_clusters())
+    heads = Heads(cfg.num_k_heads, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim, cfg.norm_eps)
+    tile = tuning.middle_tile(batch, heads.V, pallas_kernels.support.has_clusters())
 
     @jax.jit
     def one(projected: Projected, S: Any, hist: Any, layer: jax.Array):
         S, hist = jax.new_ref(S), jax.new_ref(hist)
         onn, _ = pallas_kernels.middle.middle(
-            projected, small, S, hist, Place(layer), sizes, tile=tile
+            projected, small, S, hist, Place(layer), heads, tile=tile
         )
         return onn, S[...], hist[...]
 
