@@ -48,9 +48,9 @@ class StatePool:
     **Under jit.** A pool goes in and comes out like any pytree; donate it there for an update in
     place. The table travels as two small int32 leaves, not as static data: a step is traced once
     whatever is handed out meanwhile, and the pool that it returns has the table of the call. That
-    table is then on the device, so the next method to look at it waits for the step. Slots cannot be handed out, freed or checked inside; ``reset`` and ``copy``
-    work there unchecked, and a slot outside 0..N-1, such as the -1 of an idle row, neither reads
-    nor writes.
+    table is then on the device, so the next method to look at it waits for the step. Slots cannot
+    be handed out, freed or checked inside; ``reset`` and ``copy`` work there unchecked, and a slot
+    outside 0..N-1, such as the -1 of an idle row, neither reads nor writes.
     """
 
     cfg: GDNConfig = dataclasses.field(metadata={"static": True})
