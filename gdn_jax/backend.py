@@ -31,7 +31,7 @@ def unavailable_reason(
         return None
     if cfg is not None:
         sizes = sizes._replace(K=cfg.head_k_dim, V=cfg.head_v_dim, W=cfg.conv_width)
-    return support.unavailable_reason(op, sizes)
+    return support.unavailable_reason(sizes)
 
 
 def select_backend(

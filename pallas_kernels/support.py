@@ -6,18 +6,6 @@ import jax
 
 from pallas_kernels import tuning
 
-KERNELS = frozenset(
-    {
-        "decode_step",
-        "decode",
-        "trace_step",
-        "recurrent_gated_delta_rule",
-        "causal_conv1d",
-        "q4_matmul",
-    }
-)
-"""Operators that have a kernel."""
-
 MIN_CAPABILITY = (8, 0)
 """The least compute capability: nothing here needs TMA or WGMMA."""
 
@@ -44,10 +32,9 @@ class Sizes(NamedTuple):
 UNKNOWN = Sizes()
 
 
-def unavailable_reason(op: str, sizes: Sizes = UNKNOWN) -> str | None:
-    """Why no kernel runs ``op`` here, in one sentence that says what would; None when one does."""
-    why = f"there is no Pallas kernel for {op} in this version" if op not in KERNELS else None
-    why = why or _device_reason() or _size_reason(sizes)
+def unavailable_reason(sizes: Sizes = UNKNOWN) -> str | None:
+    """Why no kernel runs here, in one sentence that says what would; None when they do."""
+    why = _device_reason() or _size_reason(sizes)
     return why and f"{why}; backend='xla' runs it"
 
 

@@ -157,7 +157,7 @@ def test_bad_slots_and_pools_are_refused() -> None:
         lambda: BANK.step_slots(pool, LAYER, x, slots, write_slots=rows(1, 1)), "every slot once"
     )
     other = gdn.StatePool.create(CFG, L + 1, N)
-    refuse(lambda: BANK.step_slots(other, LAYER, x, slots), "pool is of", error=gdn.ShapeError)
+    refuse(lambda: BANK.step_slots(other, LAYER, x, slots), "pool.S", "L=2", error=gdn.ShapeError)
     refuse(lambda: BANK.step_slots(pool, LAYER, x, rows(0)), "slots", "B=2", error=gdn.ShapeError)
     refuse(
         lambda: BANK.draft_slots(pool, 0, x[:, None], slots), "not resident",
