@@ -16,19 +16,20 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir.dialects import llvm
+from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_kernels import mlir as m
 from pallas_kernels.layouts import channels
 
 THREADS = 128
+_INBOX = THREADS + 2
 
 
 def scratch(size: int) -> Any:
-    """Shared memory for :func:`total`: a barrier of 8 bytes, what ``size`` CTAs send, and the own
-    number once for every thread.
+    """Shared memory for :func:`total`: the own number once for every thread, at a multiple of 16
+    bytes as vector stores need it, a barrier of 8 bytes, and what ``size`` CTAs send.
     """
-    return plgpu.SMEM((2 + size + THREADS,), jnp.float32)
+    return plgpu.SMEM((_INBOX + size,), jnp.float32)
 
 
 def open_mailbox(shared: Any) -> None:
@@ -39,7 +40,7 @@ def open_mailbox(shared: Any) -> None:
         with utils.when(m.less(_thread(), m.i32(1))):
             m.effect(
                 "mbarrier.init.shared.b64 [$0], 1; fence.mbarrier_init.release.cluster;",
-                _address(shared),
+                _barrier(shared),
                 constraints="r",
             )
         m.effect("barrier.cluster.arrive.relaxed.aligned;")
@@ -63,42 +64,43 @@ def total(value: jax.Array, shared: Any, size: int) -> jax.Array:
     A CTA ends only when all numbers are in, so none is sent to a CTA that has ended.
     """
     copies = lax.broadcast_in_dim(value, (THREADS,), ())
-    shared[pl.ds(2 + size, THREADS)] = plgpu.layout_cast(copies, channels(THREADS))
+    shared[pl.ds(0, THREADS)] = plgpu.layout_cast(copies, channels(THREADS))
 
     @m.inline(plgpu.RefType())
     def emit(shared: Any) -> None:
-        base, thread = _address(shared), _thread()
+        bar, thread = _barrier(shared), _thread()
         with utils.when(m.less(thread, m.i32(1))):
             m.effect(
-                f"mbarrier.arrive.expect_tx.shared.b64 _, [$0], {4 * size};", base, constraints="r"
+                f"mbarrier.arrive.expect_tx.shared.b64 _, [$0], {4 * size};", bar, constraints="r"
             )
         with utils.when(m.less(thread, m.i32(size))):
             m.effect(
                 "{ .reg .b32 rank, mine, there, bar; .reg .f32 own;"
-                f" mad.lo.u32 mine, $1, 4, $0; ld.shared.f32 own, [mine + {8 + 4 * size}];"
+                f" mad.lo.u32 mine, $1, 4, $0; ld.shared.f32 own, [mine + {-4 * THREADS}];"
                 " mov.u32 rank, %cluster_ctarank;"
                 " mad.lo.u32 mine, rank, 4, $0; add.u32 mine, mine, 8;"
                 " mapa.shared::cluster.u32 there, mine, $1;"
                 " mapa.shared::cluster.u32 bar, $0, $1;"
                 " st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], own, [bar]; }",
-                base,
+                bar,
                 thread,
                 constraints="r,r",
             )
         m.effect(
             "{ .reg .pred done; again:"
             " mbarrier.try_wait.parity.shared.b64 done, [$0], 0; @!done bra again; }",
-            base,
+            bar,
             constraints="r",
         )
 
     emit(shared)
-    return functools.reduce(operator.add, (shared[2 + i] for i in range(size)))
+    return functools.reduce(operator.add, (shared[_INBOX + i] for i in range(size)))
 
 
 def _thread() -> Any:
     return m.mask(utils.thread_idx(), THREADS - 1)
 
 
-def _address(shared: Any) -> Any:
-    return llvm.ptrtoint(m.i32_type(), utils.memref_ptr(shared))
+def _barrier(shared: Any) -> Any:
+    address = llvm.ptrtoint(m.i32_type(), utils.memref_ptr(shared))
+    return arith.addi(address, m.i32(4 * THREADS))

@@ -83,6 +83,7 @@ def job(
     w: jax.Array,
     *,
     splits: int = 1,
+    block: int = ROWS_A_BLOCK,
     residual: jax.Array | None = None,
     tiling: tuple[int, int, int] | None = None,
 ) -> Job:
@@ -92,6 +93,7 @@ def job(
         x: float32 [B, K], B at least 1.
         w: float32, bfloat16 or float16 [N, K]; K a multiple of 32.
         splits: K slices; K must be a multiple of ``32·splits``.
+        block: most rows of x that a CTA takes.
         residual: float32 [B, N] to be added; needs one slice.
         tiling: rows of weights a warp owns, most vectors of a row that a lane requests at once,
             bytes of a vector; None takes :func:`pallas_kernels.tuning.float_gemv_tiling`.
@@ -112,7 +114,7 @@ def job(
         raise ValueError(
             f"residual {residual.shape} for {splits} splits; {(B, N)} for one is needed"
         )
-    blocks = -(-B // ROWS_A_BLOCK)
+    blocks = -(-B // block)
     batch, size = -(-B // blocks), w.dtype.itemsize
     per_warp, most, width = tiling or tuning.float_gemv_tiling(batch, size)
     K //= splits

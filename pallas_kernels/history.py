@@ -36,30 +36,37 @@ def job(hist: Any, weight: jax.Array, place: Place, B: int) -> Job:
     """
     C, W = weight.shape
     width = 128 if C % 128 == 0 else 64
+    pieces = next(n for n in (4, 2, 1) if C % (n * width) == 0)
     return Job(
-        ctas=B * (C // width),
+        ctas=B * (C // (pieces * width)),
         operands=(hist, weight, *place.operands),
         outs=tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((B, C), (C,))),
-        body=functools.partial(_body, W, width, C // width),
+        body=functools.partial(_body, W, width, pieces, C // (pieces * width)),
     )
 
 
-def _body(W: int, width: int, pieces: int, index: Any, *refs: Any) -> None:
+def _body(W: int, width: int, pieces: int, ctas: int, index: Any, *refs: Any) -> None:
     hist, weight, *place, pre, newest = refs
-    b = lax.div(index, pieces)
-    mine = pl.ds(lax.rem(index, pieces) * width, width)
+    b, first = lax.div(index, ctas), lax.rem(index, ctas) * pieces
+    parts = [pl.ds((first + n) * width, width) for n in range(pieces)]
     layout = channels(width)
     row = Row.of(tuple(place), b)
-    taps = taps_of(weight.at[mine], width)
+    taps = [taps_of(weight.at[part], width) for part in parts]
 
     @pl.when(b == 0)
     def _():
-        newest[mine] = taps[-1]
+        for part, mine in zip(parts, taps, strict=True):
+            newest[part] = mine[-1]
 
     @row.when_active
     def _():
-        frames = [load(hist.at[row.layer, row.source, j, mine], layout) for j in range(W - 1)]
-        terms = [frame * tap for frame, tap in zip(frames, taps, strict=False)]
-        pre[b, mine] = functools.reduce(jnp.add, terms)
-        for j, frame in enumerate(frames[1:]):
-            hist[row.layer, row.target, j, mine] = frame
+        # All loads before the first store: a CTA has little else to do than to wait for them.
+        frames = [
+            [load(hist.at[row.layer, row.source, j, part], layout) for j in range(W - 1)]
+            for part in parts
+        ]
+        for part, mine, olds in zip(parts, taps, frames, strict=True):
+            terms = [frame * tap for frame, tap in zip(olds, mine, strict=False)]
+            pre[b, part] = functools.reduce(jnp.add, terms)
+            for j, frame in enumerate(olds[1:]):
+                hist[row.layer, row.target, j, part] = frame

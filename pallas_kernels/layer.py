@@ -79,8 +79,8 @@ def step(
     states = jax.new_ref(S), jax.new_ref(hist)
     # What waits more than it loads goes first: at the end all would wait for it. Rows in slices
     # take fewer registers than the int4 product, so that as many CTAs fit.
-    slices = next(n for n in (8, 4, 2, 1) if x.shape[1] % (float_gemv.UNIT * n) == 0)
-    jobs = [float_gemv.job(x, w, splits=slices) for w in (weights.b, weights.a)]
+    splits, block = tuning.gate_slices(x.shape[1])
+    jobs = [float_gemv.job(x, w, splits=splits, block=block) for w in (weights.b, weights.a)]
     jobs.append(history.job(states[1], weights.conv, place, len(x)))
     jobs += projections(x, weights.qkv, weights.z)
     (b,), (a,), ends, *large = launch(jobs, name="gdn_input_projections", interpret=interpret)

@@ -39,6 +39,13 @@ def float_gemv_tiling(batch: int, size: int) -> tuple[int, int, int]:
     return (4, 1, 16)
 
 
+def gate_slices(K: int) -> tuple[int, int]:
+    """K slices, and rows of x a CTA takes, of the rows b and a beside the large projections: short
+    work, since while it lasts there are fewer CTAs for the rest.
+    """
+    return next(n for n in (10, 8, 4, 2, 1) if K % (32 * n) == 0), 2
+
+
 class Q4Plan(NamedTuple):
     """How the int4 kernel divides its work: a CTA takes ``rows`` of x, ``tiles`` · 64 rows of
     weights and one of ``splits`` K slices. It requests ``chunk`` · 64 columns of weights at once,

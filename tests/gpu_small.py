@@ -85,24 +85,26 @@ def worst_of_layer(cfg: gdn.GDNConfig, B: int, kind: str) -> float:
 
 
 def worst_of_operators(cfg: gdn.GDNConfig, B: int) -> float:
-    """Distance between the two backends of the delta rule and of the convolution over 3 tokens."""
-    keys = jax.random.split(jax.random.key(0), 4)
-    k = jax.random.normal(keys[0], (B, 3, cfg.num_k_heads, cfg.head_k_dim))
-    v = jax.random.normal(keys[1], (B, 3, cfg.num_v_heads, cfg.head_v_dim))
-    g = -jnp.ones((B, 3, cfg.num_v_heads))
-    x = jax.random.normal(keys[2], (B, 3, cfg.conv_dim))
-    hist = jnp.ones((B, cfg.conv_width - 1, cfg.conv_dim))
-    taps = jax.random.normal(keys[3], (cfg.conv_dim, cfg.conv_width))
-    ours, theirs = (
-        (
-            *gdn.recurrent_gated_delta_rule(
-                k, k, v, g, jnp.exp(g), use_qk_l2norm=True, backend=backend
-            ),
-            *gdn.causal_conv1d(x, hist, taps, backend=backend),
-        )
-        for backend in ("pallas", "xla")
+    """Distance to float64 of the delta rule and of the convolution over 3 tokens."""
+    rng, T, W = np.random.default_rng(0), 3, cfg.conv_width
+    k = rng.normal(size=(B, T, cfg.num_k_heads, cfg.head_k_dim)).astype(np.float32)
+    v = rng.normal(size=(B, T, cfg.num_v_heads, cfg.head_v_dim)).astype(np.float32)
+    g = np.full((B, T, cfg.num_v_heads), -1, np.float32)
+    x, hist = (rng.normal(size=(B, n, cfg.conv_dim)).astype(np.float32) for n in (T, W - 1))
+    taps = rng.normal(size=(cfg.conv_dim, W)).astype(np.float32)
+    frames = np.concatenate([hist, x], axis=1)
+    sums = sum(oracle.wide(frames[:, j : j + T]) * taps[:, j] for j in range(W))
+    exact = (
+        *oracle.recurrent_gated_delta_rule(k, k, v, g, -g / 2, use_qk_l2norm=True),
+        oracle.silu(sums),
+        frames[:, T:],
     )
-    pairs = zip(ours, theirs, strict=True)
+    k, v, g, x, hist, taps = map(jnp.asarray, (k, v, g, x, hist, taps))
+    found = (
+        *gdn.recurrent_gated_delta_rule(k, k, v, g, -g / 2, use_qk_l2norm=True, backend="pallas"),
+        *gdn.causal_conv1d(x, hist, taps, backend="pallas"),
+    )
+    pairs = zip(found, exact, strict=True)
     return max(distance(np.asarray(a), np.asarray(b)).max_rel for a, b in pairs)
 
 
