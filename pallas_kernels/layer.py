@@ -77,13 +77,12 @@ def step(
         y [B, D], S, hist, and the intermediates by name.
     """
     states = jax.new_ref(S), jax.new_ref(hist)
-    # What waits more than it loads goes first: at the end all would wait for it. Rows in slices
-    # take fewer registers than the int4 product, so that as many CTAs fit.
+    # The large jobs are a little less than one wave of CTAs; the small ones run in what it leaves.
+    jobs = projections(x, weights.qkv, weights.z)
     splits, block = tuning.gate_slices(x.shape[1])
-    jobs = [float_gemv.job(x, w, splits=splits, block=block) for w in (weights.b, weights.a)]
+    jobs += [float_gemv.job(x, w, splits=splits, block=block) for w in (weights.b, weights.a)]
     jobs.append(history.job(states[1], weights.conv, place, len(x)))
-    jobs += projections(x, weights.qkv, weights.z)
-    (b,), (a,), ends, *large = launch(jobs, name="gdn_input_projections", interpret=interpret)
+    *large, (b,), (a,), ends = launch(jobs, name="gdn_input_projections", interpret=interpret)
     qkv, z = itertools.chain(*large)
     onn, seen = middle(
         Projected(qkv, z, b, a, *ends),

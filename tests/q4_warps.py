@@ -4,7 +4,6 @@ import numpy as np
 
 import gdn_jax as gdn
 from pallas_kernels import q4_layout
-from pallas_kernels.q4_fragments import ONES, STEPS
 
 LANE = np.arange(32)
 ROW, QUAD = LANE // 4, LANE % 4
@@ -44,13 +43,6 @@ def digit_fragments(digits: list[np.ndarray]) -> np.ndarray:
     return out
 
 
-def both(totals: np.ndarray) -> np.ndarray:
-    """Lower and upper sums side by side, int64 [..., 2·n] -> their float32 value [..., n]."""
-    begun = totals.reshape(*totals.shape[:-1], -1, 2) + np.array([ONES, STEPS])
-    lower, upper = np.moveaxis(begun.astype(np.int32).view(np.float32), -1, 0)
-    return lower + (upper - np.float32(1.5 * (2**31 + 2**23)))
-
-
 def emulate_slice(x: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """One or two rows [1 or 2, 64·steps] by 64 rows of weights [steps, 9, 64], warp by warp."""
     digits, exponents = zip(*(balanced_digits(row) for row in x), strict=True)
@@ -73,7 +65,8 @@ def emulate_slice(x: np.ndarray, blocks: np.ndarray) -> np.ndarray:
                     for c, n in enumerate((slice(0, 2), slice(2, 4)))
                 ]
             for total, s in sums:
-                fused = both(total) * s.astype(np.float64) + acc
+                both = total[:, ::2] + 256 * total[:, 1::2]
+                fused = both.astype(np.float32) * s.astype(np.float64) + acc
                 acc = fused.astype(np.float32)
         terms = (acc * factor[:, None]).astype(np.float32)
         np.add.at(y, (row[:, None], 16 * m + ROW[:, None] + np.array([0, 8])), terms)
