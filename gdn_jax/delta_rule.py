@@ -78,8 +78,25 @@ def _xla(
 
 
 @jax.custom_jvp
-def _pallas(*operands: Array) -> tuple[Array, Recurrent]:
-    return delta_rule_decode(*operands)
+@jax.custom_batching.custom_vmap
+def _pallas(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, scale: Array, S: Recurrent
+) -> tuple[Array, Recurrent]:
+    return delta_rule_decode(q, k, v, g, beta, scale, S)
+
+
+@_pallas.fun.def_vmap
+def _pallas_vmap(size: int, batched: list[bool], *operands: Array):
+    """More rows of the same launch."""
+    every = (
+        x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+        for x, is_batched in zip(operands, batched, strict=True)
+    )
+    q, k, v, g, beta, scale, S = every
+    q = q * scale.reshape(size, *[1] * (q.ndim - 1))
+    rows = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v, g, beta))
+    o, S = _pallas(*rows, jnp.float32(1), S.reshape(-1, *S.shape[2:]))
+    return (o.reshape(size, -1, *o.shape[1:]), S.reshape(size, -1, *S.shape[1:])), (True, True)
 
 
 @_pallas.defjvp

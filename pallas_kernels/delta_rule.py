@@ -121,6 +121,11 @@ def delta_rule_decode(
         interpret=interpret,
         kernel_name="delta_rule_decode",
     )
-    state = jax.new_ref(S)
-    o = kernel(q, k, v, g, beta, scale[None], state)
-    return o, state[...]
+
+    # Not jax.new_ref, whose effect a custom_jvp around it may not have; for that, no vmap.
+    def run(refs: Any) -> None:
+        state, out = refs
+        out[...] = kernel(q, k, v, g, beta, scale[None], state)
+
+    S, o = pl.run_state(run)((S, jnp.zeros(v.shape, jnp.float32)))
+    return o, S

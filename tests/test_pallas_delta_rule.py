@@ -151,11 +151,9 @@ def test_lowers_for_cuda_in_place(K: int, T: int, V: int, tile: int) -> None:
     assert "output_operand_alias" in text
 
 
-def test_lowers_for_cuda_at_the_real_size_and_under_vmap() -> None:
+def test_lowers_for_cuda_at_the_real_size() -> None:
     for B in (1, 8, 64, 4000):
         assert "@mosaic_gpu_v2" in lowered(delta_rule_decode, shapes(B, 1, 16, 48, 128, 128))
-    stacked = [jax.ShapeDtypeStruct((3, *x.shape), x.dtype) for x in shapes(2, 1, 1, 2, 64, 128)]
-    assert "@mosaic_gpu_v2" in lowered(jax.vmap(delta_rule_decode), stacked)
 
 
 def test_tiles_fill_the_card_and_divide_v() -> None:
@@ -209,6 +207,44 @@ def test_gradients_are_those_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with device(monkeypatch):
         assert_same_bits(gradients("pallas"), gradients("xla"))
+
+
+def test_vmap_is_more_rows_of_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    *tokens, _, S = map(jnp.asarray, draw(BASE))
+    several = [jnp.stack([x, x[::-1], -x]) for x in tokens[:4]]
+    scales = jnp.asarray([0.1, 1.0, 2.0])
+
+    def run(backend: str):
+        def one(q, k, v, g, scale):
+            return gdn.recurrent_gated_delta_rule(
+                q, k, v, g, tokens[4], initial_state=S, scale=scale, backend=backend
+            )
+
+        return jax.vmap(one)(*several, scales)
+
+    with device(monkeypatch):
+        for found, wanted in zip(run("pallas"), run("xla"), strict=True):
+            assert_close(found, wanted, MAX_REL["float32"])
+
+
+def test_both_operators_lower_for_cuda_inside_the_callers_jit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def token(carry, x):
+        S, hist = carry
+        mixed, hist = gdn.causal_conv1d(x, hist, taps, backend="pallas")
+        q, v = mixed[..., :64].reshape(2, 1, 1, 64), mixed.reshape(2, 1, 3, 64)
+        gates = mixed[..., :3]
+        o, S = gdn.recurrent_gated_delta_rule(
+            q, q, v, -jnp.exp(gates), gates, initial_state=S, backend="pallas"
+        )
+        return (S, hist), o
+
+    taps = jnp.ones((192, 4))
+    carry, xs = (jnp.ones((2, 3, 64, 64)), jnp.ones((2, 3, 192))), jnp.ones((5, 2, 1, 192))
+    pretend_device(monkeypatch)
+    text = lowered(lambda carry, xs: jax.lax.scan(token, carry, xs), (carry, xs))
+    assert text.count("@mosaic_gpu_v2") == 2
 
 
 def test_what_cannot_run_says_why_and_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
