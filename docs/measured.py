@@ -128,7 +128,8 @@ def _times(device: str, results: list[Row]) -> list[str]:
             continue
         card = CARD_GBPS.get(device)
         layer = f" ({row['us_a_layer']:.2f} a layer)" if row["us_a_layer"] else ""
-        cells = [*map(str, what), row["backend"], f"{row['us']:.2f}{layer}"]
+        host = " (host)" if (row["host"] or 0) > 0.9 else ""
+        cells = [*map(str, what), row["backend"], f"{row['us']:.2f}{layer}{host}"]
         cells += [f"{(row['us_high'] - row['us_low']) / 2:.2f}", f"{row['gbps']:.0f}"]
         shares = row["share"], row["share_blocking"], card and row["gbps"] / card
         cells += map(_percent, (*shares, row["ratios"].get("stream")))

@@ -2,16 +2,19 @@
 
 import pytest
 
+from gdn_jax.bench.rows import host_bound
 from gdn_jax.bench.slope import Timing, blocking, slope
 
 
 class Machine:
     """A queue whose wait costs ``fixed`` seconds and ``each`` a call, on a clock of its own."""
 
-    def __init__(self, fixed: float, each: float) -> None:
+    def __init__(self, fixed: float, each: float, host: float = 0.0) -> None:
         self.fixed, self.each, self.now, self.queued, self.calls = fixed, each, 0.0, 0, 0
+        self.host = host
 
     def run(self, carry: int) -> int:
+        self.now += self.host
         self.queued += 1
         self.calls += 1
         return carry + 1
@@ -31,6 +34,17 @@ def test_slope_leaves_the_fixed_cost_out() -> None:
     assert (timing.median, timing.low, timing.high) == pytest.approx((1e-5,) * 3)
     assert timing.repetitions == 7
     assert machine.calls == 2 + 7 * 16
+
+
+def test_a_queue_that_the_device_waits_for_is_seen() -> None:
+    quick = Machine(fixed=0.0, each=3e-5, host=1e-5)
+    slow = Machine(fixed=0.0, each=1e-6, host=1e-4)
+    shares = [
+        slope(machine.run, 0, wait=machine.wait, clock=machine.clock).host
+        for machine in (quick, slow)
+    ]
+    assert shares == pytest.approx([0.25, 100 / 101])
+    assert [host_bound(share) for share in (*shares, None)] == [False, True, False]
 
 
 def test_blocking_keeps_the_fixed_cost() -> None:

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax import oracle
-from gdn_jax.bench.subject import LIMIT, Prepared, Subject, links_for, poisoned
+from gdn_jax.bench.subject import LIMIT, Prepared, Subject, links_for, poisoned, rounds_for
 from gdn_jax.config import GDNConfig
 from gdn_jax.delta_rule import recurrent_gated_delta_rule
 from gdn_jax.verify.metrics import distance
 
 LAYERS = 48
-_CALL_STATES = 192
-"""States a call updates at least: a donated array costs the host as much as a kernel the GPU."""
 
 
 def draw(cfg: GDNConfig, batch: int) -> tuple[np.ndarray, ...]:
@@ -56,7 +54,7 @@ def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) ->
 def _subject(cfg: GDNConfig, batch: int, backend: str) -> Subject:
     shape, moved, flops = sizes(cfg, batch)
     layers = links_for(moved, LAYERS)
-    rounds = max(1, _CALL_STATES // (layers * batch)) if layers > 2 else 1
+    rounds = rounds_for(moved, layers)
 
     @jax.jit
     def one(operands, v, S):

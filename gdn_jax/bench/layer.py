@@ -16,7 +16,7 @@ from gdn_jax.backend import select_backend
 from gdn_jax.bank import LayerBank
 from gdn_jax.bench import products
 from gdn_jax.bench.slope import blocking
-from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu, poisoned
+from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu, poisoned, rounds_for
 from gdn_jax.config import GDNConfig
 from gdn_jax.layer import decode_step
 from gdn_jax.params import LARGE, GDNParams, init_params, param_dims
@@ -165,15 +165,18 @@ def _subject(
     kernel: str, tier: str, cfg: GDNConfig, batch: int, backend: str, layers: int
 ) -> Subject:
     shape, moved, flops = sizes(cfg, tier, batch)
+    rounds = rounds_for(moved, layers)
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def chain(carry, params):
+    @functools.partial(jax.jit, static_argnames="rounds", donate_argnums=0)
+    def chain(carry, params, rounds):
         states, x = carry
-        after = []
-        for weights, state in zip(params, states, strict=True):
-            x, state = _step(weights, state, x, cfg=cfg, backend=backend)
-            after.append(state)
-        return after, x
+        for _ in range(rounds):
+            after = []
+            for weights, state in zip(params, states, strict=True):
+                x, state = _step(weights, state, x, cfg=cfg, backend=backend)
+                after.append(state)
+            states = after
+        return states, x
 
     def make() -> Prepared:
         select_backend("decode_step", cfg, backend=backend)
@@ -182,12 +185,16 @@ def _subject(
         step = functools.partial(_step, cfg=cfg, backend=backend)
         y, _ = poisoned(step, params[0], state, x)
         states = [jax.tree.map(lambda s: s + 0.0, state) for _ in range(layers)]
-        carry = poisoned(chain, (states, x + 0.0), params)
+        carry = poisoned(functools.partial(chain, rounds=1), (states, x + 0.0), params)
         # Updated in place by the chain itself, which a step alone may not do.
         first: GDNState = jax.tree.map(np.asarray, carry[0][0])
-        return Prepared(lambda: layer_error(cfg, tier, y, first), lambda c: chain(c, params), carry)
+        return Prepared(
+            lambda: layer_error(cfg, tier, y, first),
+            lambda c: chain(c, params, rounds=rounds),
+            carry,
+        )
 
-    return Subject(kernel, backend, shape, batch, moved, flops, layers, make)
+    return Subject(kernel, backend, shape, batch, moved, flops, layers * rounds, make)
 
 
 @functools.lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ import pallas_kernels.support
 from gdn_jax import oracle
 from gdn_jax.backend import unavailable_reason
 from gdn_jax.bench import delta
-from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned
+from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.verify.metrics import distance, unequal
@@ -32,8 +32,9 @@ def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) ->
         shape, moved, flops = delta.sizes(cfg, batch)
         moved += 4 * batch * (SPLITS * (cfg.conv_dim + cfg.value_dim) + 2 * cfg.conv_dim)
         links = links_for(moved, delta.LAYERS)
-        make = functools.partial(_make, cfg, batch, links)
-        yield Subject("middle", "pallas", shape, batch, moved, flops, links, make)
+        rounds = rounds_for(moved, links)
+        make = functools.partial(_make, cfg, batch, links, rounds)
+        yield Subject("middle", "pallas", shape, batch, moved, flops, links * rounds, make)
 
 
 def draw(cfg: GDNConfig, batch: int) -> dict[str, np.ndarray]:
@@ -70,7 +71,7 @@ def exact(cfg: GDNConfig, drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]
     return {"onn": onn.reshape(len(on), -1), "S": np.stack([S for _, S in rows]), "frame": xc}
 
 
-def _make(cfg: GDNConfig, batch: int, layers: int) -> Prepared:
+def _make(cfg: GDNConfig, batch: int, layers: int, rounds: int) -> Prepared:
     reason = unavailable_reason("decode_step", cfg, "pallas")
     if reason:
         raise BackendUnavailableError(reason)
@@ -114,5 +115,5 @@ def _make(cfg: GDNConfig, batch: int, layers: int) -> Prepared:
         worst = max(distance(found[name], right[name]).max_rel for name in right)
         return math.inf if moved else worst
 
-    every = tuple(range(layers))
+    every = tuple(range(layers)) * rounds
     return Prepared(check, lambda c: chain(c, projected, layers=every), stack(layers))

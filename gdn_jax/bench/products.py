@@ -13,7 +13,7 @@ from jax import lax
 
 from gdn_jax import linear
 from gdn_jax.backend import unavailable_reason
-from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned
+from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
@@ -63,6 +63,7 @@ def _subject(
 ) -> Subject:
     nbytes = int(N * K * BITS[kernel] / 8)
     links = links_for(nbytes)
+    rounds = rounds_for(nbytes, links)
 
     def make() -> Prepared:
         packed = backend == "pallas" and kernel in _INT4
@@ -78,7 +79,7 @@ def _subject(
         one = jax.jit(function)
         first = np.asarray(poisoned(one, x, weights[0]))
         chained = first.copy()
-        chain = jax.jit(functools.partial(_chain, one))
+        chain = jax.jit(functools.partial(_chain, one, rounds))
         chained.flat[0] = np.asarray(poisoned(chain, x, weights))[0]
 
         def check() -> float:
@@ -92,7 +93,7 @@ def _subject(
         return Prepared(check, lambda _: chain(x, weights), None)
 
     moved, flops = nbytes + 4 * batch * (N + K), 2 * batch * N * K
-    return Subject(kernel, backend, f"{N}x{K}", batch, moved, flops, links, make)
+    return Subject(kernel, backend, f"{N}x{K}", batch, moved, flops, links * rounds, make)
 
 
 def _read(x: jax.Array, w: Q4Kernel) -> jax.Array:
@@ -100,10 +101,10 @@ def _read(x: jax.Array, w: Q4Kernel) -> jax.Array:
     return stream.sums(w.blocks, after=x)
 
 
-def _chain(one: Product, x: jax.Array, weights: Sequence[Any]) -> jax.Array:
+def _chain(one: Product, rounds: int, x: jax.Array, weights: Sequence[Any]) -> jax.Array:
     """One product after the other, an element of each returned so that none is left out."""
     kept = []
-    for w in weights:
+    for w in [*weights] * rounds:
         x, y = lax.optimization_barrier((x, one(x, w)))
         kept.append(y.ravel()[0])
     return jnp.stack(kept)

@@ -4,13 +4,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gdn_jax.bench.rows import COPIES, OTHERS
+from gdn_jax.bench.rows import COPIES, OTHERS, host_bound
 from gdn_jax.verify import render as shared
 from gdn_jax.verify.report import Report, Row
 
 
 def render(report: Report, out: Console) -> None:
-    """Print environment, settings, one table a kernel, ratios, what failed and what was not run."""
+    """Print environment, settings, one table a kernel, ratios, what failed and what was not run.
+
+    ``host`` behind a time says that the device waited for the host.
+    """
     shared.render_head(report, out)
     for check in report.checks:
         if check.id in COPIES:
@@ -57,7 +60,8 @@ def _times(row: Row) -> list[str]:
         return ["–", "–", moved, "–", "–"]
     spread = (row["us_high"] - row["us_low"]) / 2
     speed = (_short(row["gbps"]), _share(row["share"]))
-    return [_short(row["us"]), f"±{_short(spread)}", moved, *speed]
+    time = _short(row["us"]) + " host" * host_bound(row["host"])
+    return [time, f"±{_short(spread)}", moved, *speed]
 
 
 def _share(value: float | None) -> str:

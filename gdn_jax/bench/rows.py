@@ -22,7 +22,8 @@ class TimedCheck(Check):
     """A check with what was measured behind it: None where it does not hold.
 
     ``us`` is the median in microseconds, ``us_low`` and ``us_high`` the extremes of
-    ``repetitions`` measurements; ``share`` is of the copy's GB/s in the same run.
+    ``repetitions`` measurements; ``share`` is of the copy's GB/s in the same run; ``host`` is
+    :attr:`Timing.host`.
     """
 
     us: float | None = None
@@ -32,6 +33,7 @@ class TimedCheck(Check):
     bytes: int | None = None
     gbps: float | None = None
     share: float | None = None
+    host: float | None = None
 
     @classmethod
     def of(
@@ -54,8 +56,14 @@ class TimedCheck(Check):
         share = None if copy_gbps is None else gbps / copy_gbps
         said = f"{detail}; {us:.2f} µs [{low:.2f}, {high:.2f}], {gbps:.0f} GB/s"
         said += "" if share is None else f", {share:.1%} of the copy"
-        measured = (us, low, high, timing.repetitions, subject.bytes, gbps, share)
+        said += "; the device waited for the host" if host_bound(timing.host) else ""
+        measured = (us, low, high, timing.repetitions, subject.bytes, gbps, share, timing.host)
         return cls(*head, said, *_SHOWS, *measured)
+
+
+def host_bound(host: float | None) -> bool:
+    """Whether a queue was hardly ever longer than what the device was doing."""
+    return host is not None and host > 0.9
 
 
 def copy_check(moved: int, timing: Timing, wrong: int, id_: str = "copy_gbps") -> TimedCheck:
@@ -84,6 +92,7 @@ def row(subject: Subject, done: TimedCheck, blocking_gbps: float | None = None) 
     made |= {"us": us, "us_low": done.us_low, "us_high": done.us_high}
     made |= {"us_a_layer": us and subject.layers and us / subject.layers}
     made |= {"repetitions": done.repetitions, "timing": subject.measure.__name__}
+    made["host"] = done.host
     made |= {"bytes": subject.bytes, "gbps": done.gbps, "share": done.share}
     made["share_blocking"] = done.gbps and blocking_gbps and done.gbps / blocking_gbps
     made |= {"flops": subject.flops, "gflops": us and subject.flops / us / 1e3}

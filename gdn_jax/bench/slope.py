@@ -15,18 +15,23 @@ REPETITIONS = 7
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: the median of ``repetitions`` measurements, and their extremes."""
+    """Seconds of one call: the median of ``repetitions`` measurements, and their extremes.
+
+    ``host`` is the share of a queue's time after which the host had queued all of it: near one, the
+    device waited for the host, and the time is not the device's. None where it is not known.
+    """
 
     median: float
     low: float
     high: float
     repetitions: int
+    host: float | None = None
 
     @classmethod
-    def of(cls, seconds: list[float], per: int = 1) -> "Timing":
+    def of(cls, seconds: list[float], per: int = 1, host: float | None = None) -> "Timing":
         """Of measurements that each took ``per`` pieces of work."""
         seconds = [s / per for s in seconds]
-        return cls(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
+        return cls(statistics.median(seconds), min(seconds), max(seconds), len(seconds), host)
 
 
 def slope(
@@ -51,17 +56,19 @@ def slope(
     for _ in range(SHORT):
         carry = run(carry)
     wait(carry)
-    seconds = []
+    seconds, shares = [], []
     for _ in range(repetitions):
         took = []
         for calls in (SHORT, LONG):
             started = clock()
             for _ in range(calls):
                 carry = run(carry)
+            queued = clock() - started
             wait(carry)
             took.append(clock() - started)
         seconds.append((took[1] - took[0]) / (LONG - SHORT))
-    return Timing.of(seconds, per)
+        shares.append(queued / took[1] if took[1] > 0 else 0.0)
+    return Timing.of(seconds, per, statistics.median(shares))
 
 
 def blocking(
