@@ -77,16 +77,15 @@ def _xla(
     return jnp.swapaxes(o, 0, 1), S
 
 
-@jax.custom_jvp
 @jax.custom_batching.custom_vmap
-def _pallas(
+def _kernel(
     q: Array, k: Array, v: Array, g: Array, beta: Array, scale: Array, S: Recurrent
 ) -> tuple[Array, Recurrent]:
     return delta_rule_decode(q, k, v, g, beta, scale, S)
 
 
-@_pallas.fun.def_vmap
-def _pallas_vmap(size: int, batched: list[bool], *operands: Array):
+@_kernel.def_vmap
+def _more_rows(size: int, batched: list[bool], *operands: Array):
     """More rows of the same launch."""
     every = (
         x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
@@ -95,8 +94,13 @@ def _pallas_vmap(size: int, batched: list[bool], *operands: Array):
     q, k, v, g, beta, scale, S = every
     q = q * scale.reshape(size, *[1] * (q.ndim - 1))
     rows = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v, g, beta))
-    o, S = _pallas(*rows, jnp.float32(1), S.reshape(-1, *S.shape[2:]))
+    o, S = _kernel(*rows, jnp.float32(1), S.reshape(-1, *S.shape[2:]))
     return (o.reshape(size, -1, *o.shape[1:]), S.reshape(size, -1, *S.shape[1:])), (True, True)
+
+
+@jax.custom_jvp
+def _pallas(*operands: Array) -> tuple[Array, Recurrent]:
+    return _kernel(*operands)
 
 
 @_pallas.defjvp

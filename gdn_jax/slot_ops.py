@@ -1,7 +1,7 @@
 """What a pool does on the device: whole slots zeroed, copied, read and written by index.
 
 Each of these is one program over S and conv_hist [L, N, ..] that touches the slots it is given;
-an index outside 0..N-1, such as -1, neither reads nor writes in the first two.
+an index outside 0..N-1, such as -1, neither reads nor writes; only a read needs one inside.
 """
 
 from typing import Any
@@ -41,19 +41,15 @@ def _read(state: GDNState, slot: Array) -> GDNState:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, slot, 1, keepdims=False), state)
 
 
-def write_slot(state: GDNState, slot: Array, part: GDNState) -> GDNState:
-    """``part`` [L, ..] into one slot."""
-
-    def put(x: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_index_in_dim(x, new, slot, 1)
-
-    return jax.tree.map(put, state, part)
+def write_slots(state: GDNState, slots: Array, part: GDNState) -> GDNState:
+    """``part`` [L, ..] into every one of ``slots`` [n]."""
+    return jax.tree.map(lambda x, new: _put(x, slots, jnp.expand_dims(new, 1)), state, part)
 
 
 read_slot = jax.jit(_read)
 JITTED = {
     (op, donate): jax.jit(op, donate_argnums=(0,) if donate else ())
-    for op in (reset_slots, copy_slots, write_slot)
+    for op in (reset_slots, copy_slots, write_slots)
     for donate in (False, True)
 }
 """Each operation compiled, and compiled with the pool's arrays donated."""

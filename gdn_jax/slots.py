@@ -7,6 +7,9 @@ import numpy as np
 
 from gdn_jax.errors import PoolFullError, SlotError
 
+Slots = Any
+"""One slot, or int32 [n]: a JAX or NumPy array, or a list of ints."""
+
 _LAST_TURN = np.iinfo(np.int32).max
 
 

@@ -10,24 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from gdn_jax.checks import check_array, check_config, check_finite
+from gdn_jax.checks import check_array, check_config
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, SlotError
-from gdn_jax.slot_ops import JITTED, copy_slots, padded, read_slot, reset_slots, write_slot
+from gdn_jax.slot_contents import SlotContents, pool_dims
+from gdn_jax.slot_ops import JITTED, copy_slots, padded, reset_slots
 from gdn_jax.slot_rows import check_rows, commit_rows
-from gdn_jax.slots import SlotTable, as_slots
+from gdn_jax.slots import Slots, SlotTable, as_slots
 from gdn_jax.speculation import DraftRecord, within
 from gdn_jax.state import GDNState, _zeros
 from gdn_jax.types import Array
-
-Slots = Any  # One slot, or int32 [n]: a JAX or NumPy array, or a list of ints.
 
 jax.tree_util.register_dataclass(SlotTable, ["generation", "turn"], [])
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class StatePool:
+class StatePool(SlotContents):
     """``S`` float32 [L, N, HV, K, V] and ``conv_hist`` float32 [L, N, W-1, C] for N sequences.
 
     An immutable pytree: every method returns a new pool, and one that raises leaves the old pool
@@ -72,11 +71,6 @@ class StatePool:
                 raise ShapeError(f"{where}: {name} is {size!r}; needed a positive integer")
         state = _zeros(where, cfg, (num_layers, num_slots))
         return cls(cfg, state.S, state.conv_hist, SlotTable.create(num_slots))
-
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return self.S.shape[0]
 
     @property
     def num_slots(self) -> int:
@@ -156,9 +150,7 @@ class StatePool:
             PoolFullError: fewer than ``n`` slots are free.
         """
         where = "StatePool.fork"
-        src = self._checked(where, "slot", slot)
-        if src.size != 1:
-            raise SlotError(f"{where}: slot has shape {src.shape}; needed one slot")
+        src = self._one(where, slot)
         table, new = self._table(where).alloc(where, n)
         return self._run(copy_slots, donate, src, padded(new), table=table), jnp.asarray(new)
 
@@ -209,52 +201,6 @@ class StatePool:
             states = commit_rows(states, layer, record, rows, jnp.asarray(accepted))
         return dataclasses.replace(self, **vars(states))
 
-    def export(self, slots: Slots) -> dict[str, np.ndarray]:
-        """Host copies under their field names: S [L, n, HV, K, V], conv_hist [L, n, W-1, C].
-
-        What :func:`gdn_jax.export_state` gives for a stack with a batch of n; one slot at a time
-        is read.
-
-        Raises:
-            SlotError: a slot out of range or not in use; a slot may be named twice.
-        """
-        ids = self._checked("StatePool.export", "slots", slots, repeats=True)
-        arrays = {}
-        for name, x in vars(self._state).items():
-            arrays[name] = np.empty((x.shape[0], ids.size, *x.shape[2:]), np.float32)
-        for i, slot in enumerate(ids):
-            for name, part in vars(read_slot(self._state, slot)).items():
-                arrays[name][:, i] = part
-        return arrays
-
-    def import_(
-        self, slots: Slots, arrays: Mapping[str, np.ndarray], *, donate: bool = False
-    ) -> Self:
-        """Overwrite slots in use with host arrays as :meth:`export` gives them.
-
-        Raises:
-            SlotError: a slot out of range, named twice, or not in use.
-            ShapeError: an array missing, of the wrong shape or dtype, or not finite.
-        """
-        where = "StatePool.import_"
-        ids = self._checked(where, "slots", slots)
-        for name in ("S", "conv_hist"):
-            if name not in arrays:
-                found = ", ".join(sorted(arrays)) or "nothing"
-                raise ShapeError(f"{where}: no {name}; found {found}; needed S and conv_hist")
-            needed = _dims(self.cfg, ("L", self.num_layers), ("n", ids.size))[name]
-            check_array(where, name, arrays[name], needed, [jnp.float32])
-            check_finite(where, name, np.asarray(arrays[name]), ShapeError)
-        pool = self
-        for i, slot in enumerate(ids):
-            part = GDNState(*(jnp.asarray(arrays[name][:, i]) for name in ("S", "conv_hist")))
-            pool = pool._run(write_slot, donate or i > 0, slot, part)
-        return pool
-
-    @property
-    def _state(self) -> GDNState:
-        return GDNState(self.S, self.conv_hist)
-
     def _table(self, where: str) -> SlotTable:
         """The table on the host."""
         if any(isinstance(x, Tracer) for x in jax.tree.leaves(self.table)):
@@ -285,15 +231,9 @@ def check_pool(where: str, pool: Any, layers: int | None = None) -> None:
     if not isinstance(pool, StatePool):
         raise ShapeError(f"{where}: pool is a {type(pool).__name__}; needed gdn_jax.StatePool")
     check_config(where, pool.cfg)
-    dims = _dims(pool.cfg, ("L", layers), ("N", None))
+    dims = pool_dims(pool.cfg, ("L", layers), ("N", None))
     check_array(where, "pool.S", pool.S, dims["S"], [jnp.float32])
-    dims = _dims(pool.cfg, ("L", pool.num_layers), ("N", pool.num_slots))
+    dims = pool_dims(pool.cfg, ("L", pool.num_layers), ("N", pool.num_slots))
     check_array(where, "pool.conv_hist", pool.conv_hist, dims["conv_hist"], [jnp.float32])
     for name, x in vars(pool.table).items():
         check_array(where, f"pool.table.{name}", x, [("N", pool.num_slots)], [jnp.int32])
-
-
-def _dims(cfg: GDNConfig, *lead: tuple[str, int | None]) -> dict[str, list[tuple[str, int | None]]]:
-    S = (("HV", cfg.num_v_heads), ("K", cfg.head_k_dim), ("V", cfg.head_v_dim))
-    hist = (("W-1", cfg.conv_width - 1), ("C", cfg.conv_dim))
-    return {"S": [*lead, *S], "conv_hist": [*lead, *hist]}
