@@ -28,6 +28,7 @@ from gdn_jax.kernel_layer import params_to_kernel
 from gdn_jax.layer import decode, decode_step, trace_step
 from gdn_jax.params import GDNParams, init_params
 from gdn_jax.pool_files import load_pool, save_pool
+from gdn_jax.prefix import Checkpoint, PrefixStates
 from gdn_jax.quant.codecs import (
     q4_from_gguf_blocks,
     q4_from_tiles,
@@ -39,6 +40,7 @@ from gdn_jax.quant.matmul import q4_matmul
 from gdn_jax.quant.pool import Q4Pool
 from gdn_jax.quant.q4array import Q4Array, dequantize
 from gdn_jax.quant.quantize import quantize_q4
+from gdn_jax.shared_pool import SharedPool
 from gdn_jax.state import (
     GDNState,
     clone_state,
@@ -55,6 +57,7 @@ from gdn_jax.trace import Trace
 __all__ = [
     "PRESETS",
     "BackendUnavailableError",
+    "Checkpoint",
     "CheckpointError",
     "ConfigError",
     "GDNConfig",
@@ -67,11 +70,13 @@ __all__ = [
     "OracleError",
     "PoolFullError",
     "PoolKeyError",
+    "PrefixStates",
     "Q4Array",
     "Q4Kernel",
     "Q4Pool",
     "QuantizationError",
     "ShapeError",
+    "SharedPool",
     "SlotError",
     "StaleBindingError",
     "StateFileError",

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, UnknownNameError
@@ -164,7 +165,9 @@ def _compressed(S: Array, kind: str) -> tuple[Array, Array, Array]:
     scale = jnp.where(largest > 0, largest, 1.0) / (127 if kind == "int8" else 1)
     codes = S / scale
     codes = jnp.round(codes).astype(jnp.int8) if kind == "int8" else codes.astype(jnp.float16)
-    apart = jnp.max(jnp.abs(S - _expanded(codes, scale)))
+    # Without it the product is fused with the difference, and not rounded as `get` rounds it.
+    given = lax.optimization_barrier(_expanded(codes, scale))
+    apart = jnp.max(jnp.abs(S - given))
     return codes, scale, apart / jnp.maximum(jnp.max(largest), jnp.finfo(jnp.float32).tiny)
 
 

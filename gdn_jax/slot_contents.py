@@ -116,6 +116,7 @@ class SlotContents:
 def pool_dims(
     cfg: GDNConfig, *lead: tuple[str, int | None]
 ) -> dict[str, list[tuple[str, int | None]]]:
+    """Names and sizes of the axes of S and conv_hist, behind those of ``lead``."""
     S = (("HV", cfg.num_v_heads), ("K", cfg.head_k_dim), ("V", cfg.head_v_dim))
     hist = (("W-1", cfg.conv_width - 1), ("C", cfg.conv_dim))
     return {"S": [*lead, *S], "conv_hist": [*lead, *hist]}

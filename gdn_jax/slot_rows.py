@@ -1,5 +1,6 @@
 """Tokens for rows that are in slots of a pool: read and written by index, idle rows never."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,10 +10,11 @@ from jax.core import Tracer
 
 from gdn_jax.checks import check_array
 from gdn_jax.config import GDNConfig
+from gdn_jax.errors import ShapeError
 from gdn_jax.kernel_layer import KernelLayer
 from gdn_jax.layer import forward, kernel_step
 from gdn_jax.params import GDNParams
-from gdn_jax.speculation import DraftRecord, committed, draft
+from gdn_jax.speculation import DraftRecord, committed, draft, within
 from gdn_jax.state import GDNState
 from gdn_jax.types import Array, Token, Tokens
 
@@ -20,7 +22,7 @@ from gdn_jax.types import Array, Token, Tokens
 def step_rows(
     params: GDNParams,
     states: GDNState,
-    layer: int,
+    layer: int | Array,
     x: Token,
     slots: tuple[Array, Array],
     cfg: GDNConfig,
@@ -41,7 +43,7 @@ def step_rows(
 def draft_rows(
     params: GDNParams,
     states: GDNState,
-    layer: int,
+    layer: int | Array,
     xs: Tokens,
     slots: Array,
     cfg: GDNConfig,
@@ -66,11 +68,34 @@ def draft_rows(
 
 
 def commit_rows(
-    states: GDNState, layer: int, record: DraftRecord, slots: Array, accepted: Array
+    states: GDNState, records: Mapping[int, DraftRecord], slots: Array, accepted: Array
 ) -> GDNState:
     """The pool's states with each row's slot moved on to its accepted node, idle rows left out."""
-    rows = committed(record, read_rows(states, layer, slots), accepted)
-    return write_rows(states, layer, jnp.where(accepted > 0, slots, -1), rows)
+    for layer, record in records.items():
+        rows = committed(record, read_rows(states, layer, slots), accepted)
+        states = write_rows(states, layer, jnp.where(accepted > 0, slots, -1), rows)
+    return states
+
+
+def check_commit(
+    where: str, pool: Any, records: Mapping[int, DraftRecord], slots: Any, accepted: Any
+) -> tuple[Array, Array]:
+    """Slots and accepted numbers, int32 [B]; values are looked at unless traced.
+
+    Raises:
+        ShapeError: no such layer, or an argument of the wrong shape or dtype.
+        SlotError: as :func:`check_rows`.
+    """
+    for layer, record in records.items():
+        if type(layer) is not int or not 0 <= layer < pool.num_layers:
+            needed = f"needed 0 to {pool.num_layers - 1}"
+            raise ShapeError(f"{where}: records has layer {layer!r}; {needed}")
+        B, Td = record.parents.shape
+        check_rows(where, "slots", slots, B, pool)
+        check_array(where, "accepted", accepted, [("B", B)], [jnp.int32])
+        if not isinstance(accepted, Tracer) and not within(accepted, 0, Td):
+            raise ShapeError(f"{where}: accepted is {np.asarray(accepted)}; needed 0 to {Td}")
+    return jnp.asarray(slots), jnp.asarray(accepted)
 
 
 def check_rows(
@@ -89,7 +114,7 @@ def check_rows(
     return jnp.asarray(slots)
 
 
-def read_rows(states: GDNState, layer: int, slots: Array) -> GDNState:
+def read_rows(states: GDNState, layer: int | Array, slots: Array) -> GDNState:
     """The states of the rows, [B, ..]: from slot ``slots[b]`` of a layer of [L, N, ..].
 
     An idle row (-1) gets zeros.
@@ -102,7 +127,7 @@ def read_rows(states: GDNState, layer: int, slots: Array) -> GDNState:
     return jax.tree.map(rows, states)
 
 
-def write_rows(states: GDNState, layer: int, slots: Array, rows: GDNState) -> GDNState:
+def write_rows(states: GDNState, layer: int | Array, slots: Array, rows: GDNState) -> GDNState:
     """The pool's states with row b in slot ``slots[b]`` of a layer; idle rows (-1) go nowhere."""
 
     def write(x: Array, new: Array) -> Array:

@@ -55,15 +55,28 @@ class SlotSteps:
             ShapeError: an argument of the wrong shape, rank or dtype, or another pool.
             SlotError: a slot that is out of range, written twice or not in use, unless traced.
         """
+        params, rows, chosen = self.ready_to_step(pool, layer, x, slots, write_slots, backend)
+        states = GDNState(pool.S, pool.conv_hist)
+        y, states = step_rows(params, states, layer, x, rows, self.cfg, chosen)
+        return y, dataclasses.replace(pool, **vars(states))
+
+    def ready_to_step(
+        self,
+        pool: StatePool,
+        layer: int,
+        x: Token,
+        slots: Array,
+        write_slots: Array | None,
+        backend: str | None,
+    ) -> tuple[GDNParams, tuple[Array, Array], str]:
+        """Weights, slots read and written, and backend, after the checks of :meth:`step_slots`."""
         where = "LayerBank.step_slots"
         params, B = self._ready_pool(where, pool, layer, x)
         write = slots if write_slots is None else write_slots
         read = check_rows(where, "slots", slots, B, pool, repeats=write_slots is not None)
         write = check_rows(where, "write_slots", write, B, pool)
         chosen = checked_backend("decode_step", params, _rows(self.cfg, B), x, self.cfg, backend)
-        states = GDNState(pool.S, pool.conv_hist)
-        y, states = step_rows(params, states, layer, x, (read, write), self.cfg, chosen)
-        return y, dataclasses.replace(pool, **vars(states))
+        return params, (read, write), chosen
 
     def draft_slots(
         self,

@@ -15,9 +15,9 @@ from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, SlotError
 from gdn_jax.slot_contents import SlotContents, pool_dims
 from gdn_jax.slot_ops import JITTED, copy_slots, padded, reset_slots
-from gdn_jax.slot_rows import check_rows, commit_rows
+from gdn_jax.slot_rows import check_commit, commit_rows
 from gdn_jax.slots import Slots, SlotTable, as_slots
-from gdn_jax.speculation import DraftRecord, within
+from gdn_jax.speculation import DraftRecord
 from gdn_jax.state import GDNState, _zeros
 from gdn_jax.types import Array
 
@@ -187,18 +187,8 @@ class StatePool(SlotContents):
             ShapeError: no such layer, or an argument of the wrong shape or dtype.
             SlotError: a slot that is out of range, named twice or not in use, unless traced.
         """
-        where, states = "StatePool.commit", self._state
-        for layer, record in records.items():
-            if type(layer) is not int or not 0 <= layer < self.num_layers:
-                needed = f"needed 0 to {self.num_layers - 1}"
-                raise ShapeError(f"{where}: records has layer {layer!r}; {needed}")
-            B, Td = record.parents.shape
-            rows = check_rows(where, "slots", slots, B, self)
-            check_array(where, "accepted", accepted, [("B", B)], [jnp.int32])
-            if not isinstance(accepted, Tracer) and not within(accepted, 0, Td):
-                found = f"accepted is {np.asarray(accepted)}"
-                raise ShapeError(f"{where}: {found}; needed 0 to {Td}")
-            states = commit_rows(states, layer, record, rows, jnp.asarray(accepted))
+        rows, accepted = check_commit("StatePool.commit", self, records, slots, accepted)
+        states = commit_rows(self._state, records, rows, accepted)
         return dataclasses.replace(self, **vars(states))
 
     def _table(self, where: str) -> SlotTable:

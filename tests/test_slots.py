@@ -1,6 +1,5 @@
 """Steps, drafts and commits in a pool's slots against a model that recomputes every sequence."""
 
-import functools
 from typing import Any
 
 import jax
@@ -12,13 +11,22 @@ from hypothesis import strategies as st
 
 import gdn_jax as gdn
 from gdn_jax.speculation import SCHEMES
+from tests.sequences import (
+    BANK,
+    CFG,
+    IDLE,
+    LAYER,
+    TD,
+    VOCABULARY,
+    B,
+    L,
+    N,
+    assert_holds,
+    new_pool,
+    recomputed,
+    rows,
+)
 from tests.tools import assert_close, assert_refused, assert_same_bits
-
-CFG = gdn.GDNConfig(64, 2, 4, 16, 8, conv_width=3)
-L, N, B, TD, LAYER = 2, 4, 2, 3, 1
-BANK = gdn.LayerBank(CFG, L).preload(LAYER, gdn.init_params(jax.random.key(0), CFG))
-VOCABULARY = jnp.asarray(np.random.default_rng(0).normal(size=(8, CFG.d_model)), jnp.float32)
-IDLE = -1
 
 step = jax.jit(
     lambda pool, x, read, write: BANK.step_slots(pool, LAYER, x, read, write_slots=write)
@@ -30,41 +38,20 @@ draft = jax.jit(
     static_argnames="scheme",
 )
 commit = jax.jit(lambda pool, record, slots, taken: pool.commit({LAYER: record}, slots, taken))
-plain = jax.jit(functools.partial(BANK.step, layer=LAYER))
-
-
-def new_pool() -> gdn.StatePool:
-    return gdn.StatePool.create(CFG, L, N)
-
-
-@functools.cache
-def recomputed(tokens: tuple[int, ...]) -> tuple[np.ndarray, gdn.GDNState]:
-    """The last output and the state of a sequence, decoded from zeros beside an idle row."""
-    if not tokens:
-        return np.zeros(CFG.d_model, np.float32), BANK.init_state(B)
-    _, state = recomputed(tokens[:-1])
-    y, state = plain(state, x=jnp.stack([VOCABULARY[tokens[-1]]] * B))
-    return np.asarray(y[0]), state
-
-
-def assert_holds(pool: gdn.StatePool, slot: int, tokens: tuple[int, ...]) -> None:
-    _, state = recomputed(tokens)
-    for name in ("S", "conv_hist"):
-        found, expected = getattr(pool, name)[:, slot], getattr(state, name)[:, 0]
-        assert_same_bits(found, expected, f"{name} of slot {slot} after {tokens}")
-
-
-def rows(*slots: int) -> jax.Array:
-    return jnp.asarray(slots, jnp.int32)
+OPERATIONS = ("alloc", "step", "fork", "draft", "free", "reset", "checkpoint", "save and load")
 
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_random_programs_equal_a_model_that_recomputes(data: Any) -> None:
-    pool, model = new_pool(), {}
+def test_random_programs_equal_a_model_that_recomputes(
+    data: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "pool.safetensors"
+    pool, slots = new_pool().alloc(data.draw(st.integers(0, N - 1)))
+    model = dict.fromkeys(slots.tolist(), ())
     token = st.integers(0, len(VOCABULARY) - 1)
-    for _ in range(data.draw(st.integers(1, 8))):
-        op = data.draw(st.sampled_from(["alloc", "step", "fork", "draft", "free", "reset"]))
+    for _ in range(data.draw(st.integers(1, 10))):
+        op = data.draw(st.sampled_from(OPERATIONS))
         live = sorted(model)
         if op == "alloc" and len(live) < N:
             pool, slots = pool.alloc(1)
@@ -80,6 +67,14 @@ def test_random_programs_equal_a_model_that_recomputes(data: Any) -> None:
         elif op == "reset" and live:
             slot = data.draw(st.sampled_from(live))
             pool, model[slot] = pool.reset(rows(slot)), ()
+        elif op == "save and load":
+            gdn.save_pool(path, pool)
+            pool = gdn.load_pool(path, CFG)
+        elif op == "checkpoint" and live and len(live) < N:
+            source = data.draw(st.sampled_from(live))
+            kept = pool.checkpoint(source)
+            pool, slots = pool.reset(rows(source)).branch(kept, 1)
+            model[int(slots[0])], model[source] = model[source], ()
         elif op in ("step", "draft"):
             picked = data.draw(st.permutations([*live, IDLE, IDLE]))[:B]
             tokens = data.draw(st.lists(token, min_size=B * TD, max_size=B * TD))
