@@ -15,6 +15,16 @@ BANK = gdn.LayerBank(CFG, L).preload(LAYER, gdn.init_params(jax.random.key(0), C
 VOCABULARY = jnp.asarray(np.random.default_rng(0).normal(size=(8, CFG.d_model)), jnp.float32)
 IDLE = -1
 
+step = jax.jit(
+    lambda pool, x, read, write: BANK.step_slots(pool, LAYER, x, read, write_slots=write)
+)
+draft = jax.jit(
+    lambda pool, xs, slots, lengths, parents, scheme: BANK.draft_slots(
+        pool, LAYER, xs, slots, lengths=lengths, parents=parents, scheme=scheme
+    ),
+    static_argnames="scheme",
+)
+commit = jax.jit(lambda pool, record, slots, taken: pool.commit({LAYER: record}, slots, taken))
 plain = jax.jit(functools.partial(BANK.step, layer=LAYER))
 
 

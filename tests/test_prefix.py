@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import gdn_jax as gdn
-from tests.sequences import CFG, IDLE, VOCABULARY, L, N, assert_holds, new_pool, rows
-from tests.test_slots import step
+from tests.sequences import CFG, IDLE, VOCABULARY, L, N, assert_holds, new_pool, rows, step
 from tests.tools import assert_refused, assert_same_bits
 
 ONE = 4 * L * (CFG.num_v_heads * CFG.head_k_dim * CFG.head_v_dim + 2 * CFG.conv_dim)

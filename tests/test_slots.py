@@ -22,22 +22,15 @@ from tests.sequences import (
     L,
     N,
     assert_holds,
+    commit,
+    draft,
     new_pool,
     recomputed,
     rows,
+    step,
 )
 from tests.tools import assert_close, assert_refused, assert_same_bits
 
-step = jax.jit(
-    lambda pool, x, read, write: BANK.step_slots(pool, LAYER, x, read, write_slots=write)
-)
-draft = jax.jit(
-    lambda pool, xs, slots, lengths, parents, scheme: BANK.draft_slots(
-        pool, LAYER, xs, slots, lengths=lengths, parents=parents, scheme=scheme
-    ),
-    static_argnames="scheme",
-)
-commit = jax.jit(lambda pool, record, slots, taken: pool.commit({LAYER: record}, slots, taken))
 OPERATIONS = ("alloc", "step", "fork", "draft", "free", "reset", "checkpoint", "save and load")
 
 
