@@ -8,65 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import gdn_jax as gdn
 from gdn_jax.slots import SlotTable
 from gdn_jax.state_pool import check_pool
-from tests.cases import Arrays, state_arrays
+from tests.pool_model import CFG, L, N, assert_holds, filled, many, poisoned, refused
 from tests.tools import assert_refused, assert_same_bits
-
-CFG = gdn.PRESETS["tiny"]
-L, N = 3, 6
-
-
-@functools.cache
-def one(seed: int) -> Arrays:
-    """What a sequence may hold: S [L, HV, K, V] and conv_hist [L, W-1, C]; zeros for seed 0."""
-    arrays = state_arrays(CFG, (L,), seed)
-    return arrays if seed else {name: np.zeros_like(x) for name, x in arrays.items()}
-
-
-def many(seeds) -> Arrays:
-    parts = [one(seed) for seed in seeds]
-    return {name: np.stack([part[name] for part in parts], 1) for name in ("S", "conv_hist")}
-
-
-def filled(n: int, num_slots: int = N) -> gdn.StatePool:
-    """Slots 0..n-1 in use and holding seeds 1..n."""
-    pool, slots = gdn.StatePool.create(CFG, L, num_slots).alloc(n)
-    return pool.import_(slots, many(range(1, n + 1)))
-
-
-def poisoned(pool: gdn.StatePool, keep) -> gdn.StatePool:
-    """NaN in every slot but these, behind the pool's back."""
-    other = np.setdiff1d(np.arange(pool.num_slots), keep)
-    arrays = {name: getattr(pool, name).at[:, other].set(jnp.nan) for name in ("S", "conv_hist")}
-    return dataclasses.replace(pool, **arrays)
-
-
-def bits(pool: gdn.StatePool) -> list[np.ndarray]:
-    return [np.array(leaf).view(np.int32) for leaf in jax.tree.leaves(pool)]
-
-
-def assert_holds(pool: gdn.StatePool, model: dict[int, int]) -> None:
-    """Exactly the slots of the model are in use, each with the arrays of its seed."""
-    assert list(pool.used) == sorted(model)
-    assert pool.occupancy == len(model)
-    for slot, seed in model.items():
-        for name, x in one(seed).items():
-            assert np.array_equal(
-                np.asarray(getattr(pool, name))[:, slot].view(np.int32), x.view(np.int32)
-            ), f"{name} of slot {slot}"
-
-
-def refused(pool: gdn.StatePool, call: Callable, *said: str, error: type = gdn.SlotError) -> None:
-    """The call raises, names what it found, and leaves the pool as it was."""
-    before = bits(pool)
-    assert_refused(lambda: call(pool), *said, error=error)
-    for x, y in zip(before, bits(pool), strict=True):
-        assert np.array_equal(x, y)
 
 
 def test_a_new_pool_is_zeros_and_free() -> None:
@@ -83,75 +30,6 @@ def test_5000_slots_of_27b_have_their_size_without_being_allocated() -> None:
     cfg = gdn.PRESETS["qwen3.5-27b"]
     pool = jax.eval_shape(lambda: gdn.StatePool.create(cfg, 48, 5000))
     assert pool.nbytes == 5000 * (150_994_944 + 5_898_240)
-
-
-OPS = st.sampled_from(["alloc", "free", "reset", "fork", "copy", "import"])
-IDS = st.lists(st.integers(-1, N), max_size=4)
-
-
-CALLS = st.tuples(OPS, IDS, IDS, st.booleans(), st.sampled_from([True, True, True, False]))
-
-
-@given(st.integers(0, N), st.lists(CALLS, min_size=4, max_size=16), st.booleans())
-def test_programs_of_calls_against_a_model(start: int, program, jax_table: bool) -> None:
-    """Right calls do what the model does, wrong ones change nothing; free slots hold NaN.
-
-    A call that aims well takes its slots from those in use, each once.
-    """
-    pool = filled(start) if start else gdn.StatePool.create(CFG, L, N)
-    model, seed = {slot: slot + 1 for slot in range(start)}, start + 1
-    for op, ids, more, donate, aimed in program:
-        if aimed and model:
-            ids = list(dict.fromkeys(sorted(model)[i % len(model)] for i in ids))
-            if op == "copy":
-                more = [sorted(model)[i % len(model)] for i in more or [0]]
-        pool = poisoned(pool, sorted(model))
-        if jax_table:
-            pool = dataclasses.replace(pool, table=jax.tree.map(jnp.asarray, pool.table))
-        before, old = bits(pool), pool
-        right = set(ids) <= model.keys() and len(set(ids)) == len(ids)
-        new, raised = dict(model), None
-        source, src = ids[0] if ids else 0, (more * 4)[: len(ids)]
-        slots = jnp.asarray(ids, jnp.int32)
-        try:
-            if op == "alloc":
-                right = N - len(model) >= len(ids)
-                pool, got = pool.alloc(len(ids), donate=donate)
-                new |= dict.fromkeys(got.tolist(), 0)
-            elif op == "free":
-                pool = pool.free(slots)
-                new = {slot: held for slot, held in model.items() if slot not in ids}
-            elif op == "reset":
-                pool = pool.reset(slots, donate=donate)
-                new |= dict.fromkeys(ids, 0)
-            elif op == "fork":
-                right = source in model and N - len(model) >= len(more)
-                pool, got = pool.fork(source, len(more), donate=donate)
-                new |= dict.fromkeys(got.tolist(), model.get(source))
-            elif op == "copy":
-                right = right and set(src) <= model.keys() and len(src) == len(ids)
-                pool = pool.copy(jnp.asarray(src, jnp.int32), slots, donate=donate)
-                new |= {d: model[s] for s, d in zip(src, ids, strict=True)}
-            else:
-                seeds = range(seed, seed + len(ids))
-                arrays = many(seeds) if ids else many([0])
-                arrays = {name: x[:, : len(ids)] for name, x in arrays.items()}
-                pool = pool.import_(slots, arrays, donate=donate)
-                new |= dict(zip(ids, seeds, strict=True))
-                seed += len(ids)
-        except (gdn.SlotError, gdn.PoolFullError) as error:
-            raised = error
-        assert right == (raised is None), f"{op} {ids} {more}: {raised}"
-        if raised is None:
-            grown = {"alloc": len(ids), "fork": len(more), "free": -len(ids)}.get(op, 0)
-            assert len(new) - len(model) == grown
-            model = new
-        else:
-            full = op == "alloc" or (op == "fork" and source in model)
-            assert isinstance(raised, gdn.PoolFullError) == full
-        assert_holds(pool, model)
-        if not donate or op == "free" or not right:
-            assert all(map(np.array_equal, before, bits(old)))
 
 
 @pytest.mark.parametrize("donate", [False, True])
