@@ -42,7 +42,8 @@ def table() -> str:
     for id_ in dict.fromkeys(id_ for checks in named for id_ in checks):
         found = [_number(checks.get(id_, {}).get("value")) for checks in named]
         rows.append([f"`{id_}`", *found, next(c[id_]["unit"] for c in named if id_ in c)])
-    trips = [f"{result['round_trip'][0]['median_us']:.0f}" for result in results]
+    times = [result.get("round_trip", [{}])[0].get("median_us") for result in results]
+    trips = [_number(us and f"{us:.0f}") for us in times]
     rows.append(["host round trip of one token, median", *trips, "µs"])
     return "\n".join([*_table(rows), "", *map(_made, files, results)])
 
@@ -176,6 +177,8 @@ def _made(file: Path, result: Row) -> str:
     commit, date = (made["commit"] or "?")[:12], made["date"][:10]
     if "tokens" in settings:
         what = f"{settings['tokens']} tokens"
+    elif "suite" in settings:
+        what = f"suite {settings['suite']}"
     else:
         what = f"B = {settings['batches']}, medians of {settings['repetitions']}"
     return (

@@ -4,7 +4,8 @@ from gdn_jax.backend import select_backend
 from gdn_jax.bank import LayerBank
 from gdn_jax.checkpoint import HFCheckpoint, load_hf_layer
 from gdn_jax.config import PRESETS, GDNConfig
-from gdn_jax.delta_rule import causal_conv1d, recurrent_gated_delta_rule
+from gdn_jax.conv import causal_conv1d
+from gdn_jax.delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_jax.errors import (
     BackendUnavailableError,
     CheckpointError,
@@ -25,7 +26,7 @@ from gdn_jax.errors import (
 from gdn_jax.gguf.reader import load_gguf_layer
 from gdn_jax.gguf.writer import write_gguf
 from gdn_jax.kernel_layer import params_to_kernel
-from gdn_jax.layer import decode, decode_step, trace_step
+from gdn_jax.layer import decode, decode_step, prefill, trace_step
 from gdn_jax.params import GDNParams, init_params
 from gdn_jax.pool_files import load_pool, save_pool
 from gdn_jax.prefix import Checkpoint, PrefixStates
@@ -85,6 +86,7 @@ __all__ = [
     "Trace",
     "UnknownNameError",
     "causal_conv1d",
+    "chunk_gated_delta_rule",
     "clone_state",
     "decode",
     "decode_step",
@@ -99,6 +101,7 @@ __all__ = [
     "load_pool",
     "load_state",
     "params_to_kernel",
+    "prefill",
     "q4_from_gguf_blocks",
     "q4_from_tiles",
     "q4_matmul",

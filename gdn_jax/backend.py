@@ -10,9 +10,13 @@ OPS = (
     "decode",
     "trace_step",
     "recurrent_gated_delta_rule",
+    "prefill",
+    "chunk_gated_delta_rule",
     "causal_conv1d",
     "q4_matmul",
 )
+XLA_ONLY = ("prefill", "chunk_gated_delta_rule")
+"""Operators without a GPU kernel."""
 BACKENDS = ("xla", "pallas")
 
 
@@ -29,6 +33,8 @@ def unavailable_reason(
         raise UnknownNameError(f"no backend {backend!r}; there are {', '.join(BACKENDS)}")
     if backend == "xla":
         return None
+    if op in XLA_ONLY:
+        return "it has no GPU kernel; backend='xla' runs it"
     if cfg is not None:
         sizes = sizes._replace(K=cfg.head_k_dim, V=cfg.head_v_dim, W=cfg.conv_width)
     return support.unavailable_reason(sizes)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gdn_jax.bench.command import bench
 from gdn_jax.config import PRESETS
@@ -18,6 +19,9 @@ from gdn_jax.verify.report import Report
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TIERS = ("f32", "q4", "all")
+SUITES = ("layer", "state", "all")
+LAYER_ONLY = ("tier", "tokens", "oracle", "oracle_python")
+"""Options of verify that the state suite has no use for."""
 
 
 python_option = click.option(
@@ -37,6 +41,13 @@ def cli() -> None:
 
 
 @cli.command()
+@click.option(
+    "--suite",
+    type=click.Choice(SUITES),
+    default="layer",
+    show_default=True,
+    help="One layer operator by operator, many sequences in the slots of a pool, or both.",
+)
 @preset_option
 @click.option("--checkpoint", metavar="DIR", help="A Hugging Face directory instead of a preset.")
 @click.option("--layer", type=int, metavar="N", help="Layer of the checkpoint.")
@@ -48,7 +59,7 @@ def cli() -> None:
     type=click.IntRange(min=3),
     default=48,
     show_default=True,
-    help="Layers of state; three of them are stepped.",
+    help="Layers of state; a few of them are stepped.",
 )
 @tokens_option
 @click.option("--backend", help="Insist on a backend; by default the best available one.")
@@ -62,7 +73,10 @@ def cli() -> None:
 @python_option
 @json_option
 @html_option
+@click.pass_context
 def verify(
+    context: click.Context,
+    suite: str,
     preset: str | None,
     checkpoint: str | None,
     layer: int | None,
@@ -76,17 +90,27 @@ def verify(
     json_file: str | None,
     html_file: str | None,
 ) -> int:
-    """Check a layer against transformers and float64, operator by operator."""
+    """Check a layer against transformers and float64, operator by operator, or many sequences."""
     from gdn_jax.backend import select_backend
-    from gdn_jax.verify import float32, int4, subject
+    from gdn_jax.verify import float32, int4, sequences, subject
 
     if (checkpoint is None) != (layer is None):
         raise click.UsageError("--checkpoint and --layer go together")
     if html_file:
         html.require_report_extra()
-    tiers = {"f32": float32, "q4": int4}
-    chosen_tiers = list(tiers.values()) if tier == "all" else [tiers[tier]]
-    with stages(1 + sum(module.STAGES for module in chosen_tiers)) as stage:
+    tiers = {"f32": [float32], "q4": [int4], "all": [float32, int4]}
+    parts = [] if suite == "state" else tiers[tier]
+    if not parts:
+        given = [
+            n for n in LAYER_ONLY if context.get_parameter_source(n) is ParameterSource.COMMANDLINE
+        ]
+        if given:
+            option = given[0].replace("_", "-")
+            raise click.UsageError(f"--suite state has no use for --{option}")
+        oracle = "none"
+    if suite != "layer":
+        parts = [*parts, sequences]
+    with stages(1 + sum(module.STAGES for module in parts)) as stage:
         with stage("weights and inputs"):
             if checkpoint is None:
                 chosen = subject.from_preset(
@@ -110,20 +134,20 @@ def verify(
                     seed=seed or 0,
                     python=oracle_python,
                 )
-        if int4 in chosen_tiers:
+        if int4 in parts:
             int4.check_widths(chosen.cfg)
         settings: dict[str, Any] = {
+            "suite": suite,
             "layer": chosen.name,
             "config": str(chosen.cfg),
-            "tier": tier,
             "layers": layers,
-            "tokens": tokens,
             "backend": select_backend("decode", chosen.cfg, backend=backend),
             "drawn": chosen.drawn,
-            "transformers": chosen.transformers,
         }
+        if suite != "state":
+            settings |= {"tier": tier, "tokens": tokens, "transformers": chosen.transformers}
         report = Report(environment(), settings)
-        for module in chosen_tiers:
+        for module in parts:
             module.run(chosen, report, layers=layers, backend=backend, stage=stage)
     render.render(report, render.console())
     return finish(report, json_file, html_file, f"gdn-jax verify: {chosen.name}")

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from gdn_jax import steps
 from gdn_jax.checks import check_array
 from gdn_jax.config import GDNConfig
+from gdn_jax.delta_rule import chunk_gated_delta_rule
 from gdn_jax.errors import ShapeError
 from gdn_jax.kernel_layer import KernelLayer, backend_for
 from gdn_jax.params import GDNParams, check_params
@@ -97,6 +99,60 @@ def decode(
     return scan_tokens(lambda state, x: forward(params, state, x, cfg), state, xs)
 
 
+def prefill(
+    params: GDNParams,
+    state: GDNState,
+    xs: Tokens,
+    cfg: GDNConfig,
+    *,
+    lengths: Array | None = None,
+    chunk_size: int = 64,
+    backend: str | None = None,
+) -> tuple[Tokens, GDNState]:
+    """T tokens of one layer as matrix products: xs [B, T, D] -> ys [B, T, D] and the new state.
+
+    What :func:`decode` gives, up to the order of float32 sums, with every projection one product
+    and the delta rule over chunks (:func:`gdn_jax.chunk_gated_delta_rule`). It starts from any
+    state, may be split anywhere, and ``decode`` goes on from the state it leaves.
+
+    Args:
+        params, state, cfg: as for :func:`decode_step`.
+        xs: inputs after the block's norm, float32; T at least 1.
+        lengths: int32 [B], 0 to T: the row's first tokens count, those behind are padding: they
+            neither decay nor write, whatever they hold, their outputs are zero, and the history
+            ends with the last inputs that count. All T by default.
+        chunk_size: 16, 32, 64 or 128.
+        backend: there is no GPU kernel yet, so None takes xla; a name runs or raises.
+
+    Raises:
+        ShapeError: an argument of the wrong shape, rank or dtype, T = 0, another chunk size, or a
+            length beyond 0 to T (unless traced).
+        BackendUnavailableError: the named backend cannot run here.
+    """
+    op = "prefill"
+    checked_backend(op, params, state, xs, cfg, backend, many=True)
+    B, T, _ = xs.shape
+    valid = None
+    if lengths is not None:
+        check_lengths(op, lengths, B, T)
+        valid = jnp.arange(T)[None] < jnp.asarray(lengths)[:, None]
+        xs = jnp.where(valid[..., None], xs, 0)
+    xc, z, _, _, beta, g = steps.input_projections(params, xs)
+    if valid is not None:
+        beta, g = (jnp.where(valid[..., None], x, 0) for x in (beta, g))
+    xcv, hist = steps.causal_conv_tokens(xc, state.conv_hist, params.conv_weight, lengths)
+    q, k, v = steps.split_heads(xcv, cfg)
+    q, k = steps.normalise_qk(q, k)
+    on, S = chunk_gated_delta_rule(
+        q, k, v, g, beta, scale=1.0, initial_state=state.S, chunk_size=chunk_size, backend="xla"
+    )
+    onn = steps.gated_rms_norm(on, z, params.norm_weight, cfg.norm_eps)
+    ys = steps.output_projection(onn, params.out_proj)
+    if valid is not None:
+        ys = jnp.where(valid[..., None], ys, 0)
+    return ys, GDNState(S, hist)
+
+
 def scan_tokens(step: Step, state: GDNState, xs: Tokens) -> tuple[Tokens, GDNState]:
     """``step`` for every token of xs [B, T, D], the state carried on the device."""
 
@@ -116,6 +172,15 @@ def kernel_step(
     stack = jax.tree.map(lambda x: x[None], state)
     y, stack, seen = kernels.step(stack, 0, x, trace=trace)
     return y, jax.tree.map(lambda x: x[0], stack), seen
+
+
+def check_lengths(op: str, lengths: Array, B: int, T: int) -> None:
+    """Raise ShapeError unless lengths are int32 [B], 0 to T; values are looked at unless traced."""
+    check_array(op, "lengths", lengths, [("B", B)], [jnp.int32])
+    if not isinstance(lengths, Tracer):
+        found = np.asarray(lengths)
+        if not ((found >= 0) & (found <= T)).all():
+            raise ShapeError(f"{op}: lengths are {found}; needed 0 to {T}")
 
 
 def checked_backend(

@@ -161,7 +161,8 @@ def _replayed(record: DraftRecord, start: Array, node: Array) -> Array:
     path = on_path(record.parents, node)
 
     def token(S: Array, operands: Any) -> tuple[Array, None]:
-        taken, (q, k, v, g, beta) = operands
+        # As in the draft, where they came through a barrier: fused into the rule they change bits.
+        taken, (q, k, v, g, beta) = lax.optimization_barrier(operands)
         _, new = steps.delta_rule(q, k, v, g, beta, S)
         return jnp.where(taken[:, None, None, None], new, S), None
 

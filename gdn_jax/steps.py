@@ -6,6 +6,7 @@ never across two: reading an intermediate out cannot change a bit of what follow
 """
 
 import functools
+import operator
 from collections.abc import Callable
 
 import jax
@@ -79,6 +80,27 @@ def causal_conv(qkv: Array, hist: Array, weight: Array) -> tuple[Array, Array]:
     window = jnp.concatenate([hist, jnp.expand_dims(qkv, -2)], axis=-2)
     taps = lax.expand_dims(weight.T, range(window.ndim - 2))
     return jax.nn.silu(jnp.sum(window * taps, axis=-2)), window[..., 1:, :]
+
+
+@_step
+def causal_conv_tokens(
+    qkv: Array, hist: Array, weight: Array, lengths: Array | None
+) -> tuple[Array, Array]:
+    """Step 2 for T tokens at once: qkv [B, T, C], hist [B, W-1, C] -> out [B, T, C], hist.
+
+    ``out[t] = silu(sum_j weight[:, j]·ext[t + j])`` with ``ext = [hist; qkv]``. The new history is
+    the W-1 frames of ``ext`` before ``ext[lengths + W-1]``; ``lengths`` [B] is T where None.
+    """
+    T, W = qkv.shape[1], weight.shape[1]
+    ext = jnp.concatenate([hist, qkv], axis=1)
+    # One shifted product after another: windows side by side would be W times as large.
+    total = functools.reduce(
+        operator.add, (ext[:, j : j + T] * weight[None, None, :, j] for j in range(W))
+    )
+    if lengths is None:
+        return jax.nn.silu(total), ext[:, T:]
+    frames = jnp.asarray(lengths)[:, None] + jnp.arange(W - 1)[None]
+    return jax.nn.silu(total), jnp.take_along_axis(ext, frames[..., None], axis=1)
 
 
 @_step

@@ -150,12 +150,18 @@ def test_json_has_every_suite_in_both_tables(found: dict[str, Any]) -> None:
     kernels = {"int4", "float32", "bfloat16", "delta", "roundtrip_device", "roundtrip_host"}
     kernels |= {f"layer_{tier}" for tier in ("f32", "bf16", "q4")}
     kernels |= {f"stack_{tier}{sync}" for tier in ("bf16", "q4") for sync in ("", "_sync")}
+    kernels |= {"slots_step_q4", "draft_snapshot", "draft_replay"}
+    kernels |= {"commit_snapshot", "commit_replay", "fork"}
     assert {line["kernel"] for line in found["bench"]} == kernels
     assert [line["id"] for line in found["bench"]] == [c["id"] for c in found["checks"][2:]]
     refused = {line["id"] for line in found["not_run"]}
     assert {"bench.int4_pallas.128x64_b9", "bench.stream_pallas.128x64_b1"} <= refused
     assert "bench.middle_pallas.4x16x8_b9" in refused
     assert "bench.delta_fla.4x16x8_b9" in refused
+    assert {
+        "bench.slots_step_q4_pallas.d64_n18_b9",
+        "bench.draft_replay_pallas.d64_t4_b9",
+    } <= refused
     assert not refused & {line["id"] for line in found["bench"]}
 
 
@@ -168,6 +174,10 @@ def test_json_row_is_whole(found: dict[str, Any]) -> None:
     assert lines["bench.roundtrip_host_xla.t32_b9"]["error"] == 0
     sync = lines["bench.stack_q4_sync_xla.2xd64_b9"]
     assert (sync["timing"], sync["repetitions"]) == ("blocking", 4)
+    for id_, tokens in (("slots_step_q4_xla.d64_n64", 9), ("draft_replay_xla.d64_t4", 36)):
+        many = lines[f"bench.{id_}_b9"]
+        assert many["tokens_a_second"] == (many["us"] and 1e6 * tokens / many["us"])
+    assert "bench.slots_step_q4_xla.d64_n18_t16_b9" in lines
     check = next(c for c in found["checks"] if c["id"] == line["id"])
     assert {"ok", "value", "limit", "unit", "detail", "us", "gbps", "share"} <= set(check)
 

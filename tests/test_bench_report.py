@@ -19,7 +19,7 @@ from gdn_jax.bench.slope import Timing
 from gdn_jax.bench.subject import Subject
 from gdn_jax.verify.html import render_html
 from gdn_jax.verify.render import console
-from gdn_jax.verify.report import Report
+from gdn_jax.verify.report import Check, Report
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT: dict[str, Any] = {
@@ -158,3 +158,20 @@ def test_recorded_results_have_no_time_behind_a_red_check() -> None:
         assert [check["id"] for check in data["checks"][:2]] == list(COPIES)
         greens = {check["id"] for check in data["checks"] if check["ok"]}
         assert {line["id"] for line in data["bench"] if line["us"]} <= greens
+
+
+def test_terminal_has_tokens_a_second_and_checks_of_several_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = result({("slots_step_q4", "pallas", batch): 20.0 * batch for batch in (1, 8)})
+    plain = Subject("slots_step_q4", "pallas", "4x8", 8, 10**7, 1, 1, lambda: pytest.fail("made"))
+    timing = Timing(2e-5, 2e-5, 2e-5, 7)
+    done = TimedCheck.of(plain, 0.0, "", timing)
+    report.tables["bench"][1] = row(dataclasses.replace(plain, tokens=8), done)
+    said = Check("bench.slots_batch8", True, 1.25, 1.35, "of one", "by hand", "", "")
+    report.checks.append(said)
+    terminal.render(report, console())
+    out = capsys.readouterr().out
+    assert re.search(r"tokens/s a layer", out)
+    assert re.search(r" 8 +pallas .* 400000 *$", out, re.MULTILINE)
+    assert "ok  bench.slots_batch8: 1.250 of one, limit 1.35; by hand" in out

@@ -10,7 +10,7 @@ from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gdn_jax as gdn
-import gdn_jax.delta_rule
+import gdn_jax.conv
 from gdn_jax import oracle
 from pallas_kernels.conv import CHUNK, causal_conv
 from tests.tools import assert_close, assert_same_bits, pretend_device
@@ -53,7 +53,7 @@ def test_the_operator_runs_it_with_the_gradients_of_xla(monkeypatch: pytest.Monk
     (out, new), gradients = results("xla")
     pretend_device(monkeypatch)
     kernel = functools.partial(causal_conv, interpret=INTERPRET)
-    monkeypatch.setattr(gdn_jax.delta_rule, "causal_conv", kernel)
+    monkeypatch.setattr(gdn_jax.conv, "causal_conv", kernel)
     (found, last), theirs = results("pallas")
     assert_close(found, out, 5e-7)
     assert_same_bits((last, theirs), (new, gradients))

@@ -13,7 +13,7 @@ from gdn_jax.verify.progress import stages
 from gdn_jax.verify.render import console
 from gdn_jax.verify.report import Report
 
-SUITES = ("int4", "float", "delta", "middle", "peer", "layer", "stack", "roundtrip")
+SUITES = ("int4", "float", "delta", "middle", "peer", "layer", "stack", "roundtrip", "slots")
 
 
 def _batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:

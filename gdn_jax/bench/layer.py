@@ -31,7 +31,7 @@ TIERS = ("f32", "bf16", "q4")
 STACK = 48
 GROUPS, GROUPED_BATCHES = (12, 6, 4), (1, 8)
 """Layers a jit, and the batches, of the synchronous rows that divide the stack."""
-_DISTINCT = 7
+DISTINCT = 7
 """Sequences that a batch repeats: coprime to any tile of rows, and cheap in float64."""
 _SMALL = ("in_proj_b", "in_proj_a", "conv_weight")
 _WIRED = 1e-3
@@ -123,9 +123,9 @@ def draw_state(cfg: GDNConfig, batch: int) -> tuple[GDNState, jax.Array]:
     generator = np.random.default_rng(0)
     heads = (cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim)
     frames = (cfg.conv_width - 1, cfg.conv_dim)
-    rows = np.arange(batch) % _DISTINCT
+    rows = np.arange(batch) % DISTINCT
     S, hist, x = (
-        generator.normal(size=(_DISTINCT, *dims)).astype(np.float32)[rows]
+        generator.normal(size=(DISTINCT, *dims)).astype(np.float32)[rows]
         for dims in (heads, frames, (cfg.d_model,))
     )
     return GDNState(jnp.asarray(S), jnp.asarray(hist)), jnp.asarray(x)
@@ -134,19 +134,32 @@ def draw_state(cfg: GDNConfig, batch: int) -> tuple[GDNState, jax.Array]:
 @functools.lru_cache
 def exact_steps(cfg: GDNConfig, tier: str) -> list[dict[str, np.ndarray]]:
     """Every operator of each of the seven sequences' token in float64, with the first weights."""
-    params = draw_params(cfg, tier, jax.random.key(0))
-    host = {name: _exact(getattr(params, name)) for name in param_dims(cfg)}
-    state, x = draw_state(cfg, _DISTINCT)
+    return exact_rows(cfg, tier, *draw_state(cfg, DISTINCT))
+
+
+def exact_rows(cfg: GDNConfig, tier: str, state: GDNState, x: Any) -> list[dict[str, np.ndarray]]:
+    """Every operator of each row's token in float64, with the first weights."""
+    host = exact_weights(cfg, tier)
     S, hist, x = (oracle.wide(np.asarray(a)) for a in (state.S, state.conv_hist, x))
-    return [oracle.step(host, cfg, S[b], hist[b], x[b]) for b in range(_DISTINCT)]
+    return [oracle.step(host, cfg, S[b], hist[b], x[b]) for b in range(len(x))]
+
+
+def exact_weights(cfg: GDNConfig, tier: str) -> dict[str, np.ndarray]:
+    """The first weights in float64."""
+    params = draw_params(cfg, tier, jax.random.key(0))
+    return {name: _exact(getattr(params, name)) for name in param_dims(cfg)}
 
 
 def layer_error(cfg: GDNConfig, tier: str, y: jax.Array, after: GDNState) -> float:
     """The worst max_rel of output, state and history of every row to float64."""
-    exact = exact_steps(cfg, tier)
+    return rows_error(exact_steps(cfg, tier), y, after)
+
+
+def rows_error(exact: Sequence[dict[str, np.ndarray]], y: jax.Array, after: GDNState) -> float:
+    """The worst max_rel of output, state and history of every row to those in turn."""
     found = {"OUT": y, "S": after.S, "HIST": after.conv_hist}
     return max(
-        distance(row, exact[b % _DISTINCT][name]).max_rel
+        distance(row, exact[b % len(exact)][name]).max_rel
         for name, values in found.items()
         for b, row in enumerate(np.asarray(values))
     )
@@ -198,7 +211,7 @@ def _subject(
 
 
 @functools.lru_cache(maxsize=1)
-def _bank(cfg: GDNConfig, tier: str, backend: str, layers: int) -> LayerBank:
+def made_bank(cfg: GDNConfig, tier: str, backend: str, layers: int) -> LayerBank:
     """The bank, kept for the next subject of the same."""
     bank = LayerBank(cfg, layers)
     for layer, params in enumerate(_params(cfg, tier, backend, layers)):
@@ -211,7 +224,7 @@ def _token(
     cfg: GDNConfig, tier: str, backend: str, layers: int, by: int
 ) -> Callable[[Carry], Carry]:
     """One token through all layers in jits of ``by`` layers, each given the weights of its own."""
-    bank = _bank(cfg, tier, backend, layers)
+    bank = made_bank(cfg, tier, backend, layers)
     programs = []
     for group in itertools.batched(range(layers), by):
         part = bank
@@ -240,7 +253,7 @@ def _make_stack(
 ) -> Prepared:
     select_backend("decode_step", cfg, backend=backend)
     bank, token = (
-        _bank(cfg, tier, backend, layers),
+        made_bank(cfg, tier, backend, layers),
         _token(cfg, tier, backend, layers, by or layers),
     )
     state, x = draw_state(cfg, batch)

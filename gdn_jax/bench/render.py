@@ -25,6 +25,11 @@ def render(report: Report, out: Console) -> None:
         ids = {row["id"] for row in mine}
         ratios = [r for r in report.tables["ratios"] if r["id"] in ids]
         out.print(_kernel(kernel, mine, ratios))
+    named = {*COPIES, *(row["id"] for row in rows)}
+    for check in report.checks:
+        if check.ok and check.id not in named:
+            said = f"  {check.id}: {check.value:.3f} {check.unit}, limit {check.limit:g}; "
+            out.print(Text.assemble(shared.verdict(True), said + check.detail))
     _not_run(report.tables["not_run"], out)
     for check in report.checks:
         if not check.ok:
@@ -42,6 +47,8 @@ def _kernel(kernel: str, rows: list[Row], ratios: list[Row]) -> Table:
     streaming = any(r["backend"] == "stream" for r in ratios)
     columns += ["of streaming only"] * streaming
     columns += [f"× {name}" for name in others] + ["µs a layer"] * stacked
+    counted = any(row["tokens_a_second"] for row in rows)
+    columns += ["tokens/s a layer"] * counted
     made = shared.table(f"{kernel}, {rows[0]['timing']}", *columns, right=len(columns) - 3)
     faster = {(r["id"], r["backend"]): r["ratio"] for r in ratios}
     for row in rows:
@@ -50,6 +57,7 @@ def _kernel(kernel: str, rows: list[Row], ratios: list[Row]) -> Table:
         compared = [_short(faster.get((row["id"], name))) for name in others]
         read = [_share(faster.get((row["id"], "stream")))] * streaming
         layer = [_short(row["us_a_layer"])] * stacked
+        layer += [_short(row["tokens_a_second"])] * counted
         made.add_row(*cells, shared.verdict(row["ok"]), *_times(row), *read, *compared, *layer)
     return made
 

@@ -93,6 +93,7 @@ def row(subject: Subject, done: TimedCheck, blocking_gbps: float | None = None) 
     made |= {"us_a_layer": us and subject.layers and us / subject.layers}
     made |= {"repetitions": done.repetitions, "timing": subject.measure.__name__}
     made["host"] = done.host
+    made["tokens_a_second"] = us and subject.tokens and 1e6 * subject.tokens / us
     made |= {"bytes": subject.bytes, "gbps": done.gbps, "share": done.share}
     made["share_blocking"] = done.gbps and blocking_gbps and done.gbps / blocking_gbps
     made |= {"flops": subject.flops, "gflops": us and subject.flops / us / 1e3}

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from gdn_jax.bench import ceilings, delta, layer, middle, peer, products, roundtrip
+from gdn_jax.bench import ceilings, delta, layer, middle, peer, products, roundtrip, slots
 from gdn_jax.bench.rows import TimedCheck, copy_check, ratios, row
 from gdn_jax.bench.slope import REPETITIONS, blocking
 from gdn_jax.bench.subject import Prepared, Subject
@@ -23,6 +23,7 @@ SUITES: dict[str, Maker] = {
     "layer": layer.one_layer,
     "stack": layer.stack,
     "roundtrip": roundtrip.subjects,
+    "slots": slots.subjects,
 }
 BACKENDS = ("xla", "pallas")
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -76,6 +77,7 @@ def run(
         report.checks.append(done)
         rows.append(row(subject, done, waited.gbps))
     report.tables["ratios"] = ratios(rows)
+    report.checks += slots.batch8(rows, best.gbps)
     if refused and len(refused) == len(chosen):
         raise BackendUnavailableError(f"bench: {refused[0]}")
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -58,6 +58,7 @@ class Subject:
         unit: of the error.
         measure: :func:`slope` or :func:`blocking`.
         layers: in one link, where a link is a stack.
+        tokens: of one layer in one link, over all sequences, where that is worth a column.
     """
 
     kernel: str
@@ -72,6 +73,7 @@ class Subject:
     unit: str = "max_rel"
     measure: Measure = slope
     layers: int | None = None
+    tokens: int | None = None
 
     @property
     def id(self) -> str:
@@ -95,10 +97,16 @@ def poisoned(function: Callable[..., Any], *args: Any) -> Any:
         outputs = jax.block_until_ready(function(*jax.tree.map(jnp.copy, args)))
         sizes = [x.nbytes for x in jax.tree.leaves(outputs)]
         del outputs
-        poison = [jnp.full(n, 255, jnp.uint8) for n in sizes for _ in range(_COPIES)]
-        for array in jax.block_until_ready(poison):
-            array.delete()
+        poison(sizes)
     return function(*args)
+
+
+def poison(sizes: Sequence[int]) -> None:
+    """Leave NaN in freed arrays of these bytes on a GPU, for the next results of such sizes."""
+    if on_gpu():
+        arrays = [jnp.full(n, 255, jnp.uint8) for n in sizes for _ in range(_COPIES)]
+        for array in jax.block_until_ready(arrays):
+            array.delete()
 
 
 def rounds_for(nbytes: int, links: int) -> int:

@@ -105,6 +105,61 @@ _CATALOGUE: dict[str, tuple[str, str, str]] = {
         "each residency rule refuses, and nothing changes when it does",
         "that memory is given back (the tests count live buffers)",
     ),
+    "state.isolation": (
+        _BITS,
+        "a sequence depends on nothing but its own slot, and nothing but that is written",
+        "that the sequence itself is right (the other checks compare with serial decoding)",
+    ),
+    "state.recycle": (
+        _BITS,
+        "a slot that is handed out again or reset starts from zeros, whatever it held",
+        "that an old number of a slot is noticed (generations are for that)",
+    ),
+    "state.fork_commit": (
+        _BITS,
+        "branches that draft and commit are what serial decoding of their tokens gives",
+        "that one scheme is faster than the other",
+    ),
+    "state.ragged": (
+        _BITS,
+        "every row moves on by its own count, 0 and more than W included",
+        "anything about which tokens to accept",
+    ),
+    "state.idle": (
+        _BITS,
+        "an idle row reads nothing, writes nothing and gives zeros; no other row notices it",
+        "that an idle row costs no time",
+    ),
+    "state.one_token": (
+        _BITS,
+        "a draft of one token, committed, is a decode step",
+        "that a step is right (f32.float64 shows that)",
+    ),
+    "state.rejected": (
+        _BITS,
+        "tokens that are not accepted leave no trace",
+        "that they cost nothing",
+    ),
+    "state.export_import": (
+        _BITS,
+        "a sequence goes on elsewhere, or from a file, as if it had stayed",
+        "that a damaged file is noticed (the tests cut and change files)",
+    ),
+    "state.prefix": (
+        _BITS,
+        "a prefix is read by many rows at once and is not changed",
+        "that reading it costs no copy",
+    ),
+    "state.batch": (
+        "max_rel",
+        "the rows of a batch are what each gives by itself",
+        "equal bits: other batch sizes may sum in another order",
+    ),
+    "state.stack": (
+        _BITS,
+        "the offsets of layers and slots in a whole stack",
+        "offsets beyond 2³¹ elements, which need a larger pool",
+    ),
 }
 
 

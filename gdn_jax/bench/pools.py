@@ -1,0 +1,78 @@
+"""Pools whose every slot is known, so that one that should not have changed can be looked at."""
+
+import dataclasses
+import functools
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdn_jax.bench.layer import DISTINCT, draw_state
+from gdn_jax.config import GDNConfig
+from gdn_jax.slots import SlotTable
+from gdn_jax.state import GDNState
+from gdn_jax.state_pool import StatePool
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What the slots of each of ``layers`` layers hold at the start.
+
+    ``held`` int32 [N]: of the seven drawn sequences that of number ``held % 7``, with
+    ``held // 7`` added to every element, which is zero for the slots of rows alone. ``rows`` int32
+    [links, B] are those slots, in an order drawn at random: row b of each link has sequence b % 7.
+    """
+
+    cfg: GDNConfig
+    layers: int
+    held: np.ndarray
+    rows: np.ndarray
+
+    @classmethod
+    def draw(cls, cfg: GDNConfig, layers: int, slots: int, batch: int, links: int = 1) -> Self:
+        """``links`` times ``batch`` of the slots have rows."""
+        order = np.random.default_rng(slots).permutation(slots).astype(np.int32)
+        rows = order[: links * batch].reshape(links, batch)
+        held = np.arange(DISTINCT, slots + DISTINCT, dtype=np.int32)
+        held[rows] = np.arange(batch, dtype=np.int32) % DISTINCT
+        return cls(cfg, layers, held, rows)
+
+    def pool(self) -> StatePool:
+        """A pool that holds this, all of its slots in use."""
+        states = _filled(draw_state(self.cfg, DISTINCT)[0], self.held, self.layers)
+        table, _ = SlotTable.create(self.held.size).alloc("bench", self.held.size)
+        return StatePool(self.cfg, states.S, states.conv_hist, jax.tree.map(jnp.asarray, table))
+
+    def changed(self, pool: StatePool, *, but: np.ndarray) -> int:
+        """In how many slots of all layers any bit is not as at the start, ``but`` left out."""
+        asked = np.ones(self.held.size, bool)
+        asked[but.ravel()] = False
+        drawn = draw_state(self.cfg, DISTINCT)[0]
+        return int(_unlike(GDNState(pool.S, pool.conv_hist), drawn, self.held, asked))
+
+
+def rows_of(pool: StatePool, rows: jax.Array) -> GDNState:
+    """The first layer's states of these slots, on the host."""
+    return jax.tree.map(lambda x: np.asarray(x[0, rows]), GDNState(pool.S, pool.conv_hist))
+
+
+@functools.partial(jax.jit, static_argnames="layers")
+def _filled(drawn: GDNState, held: jax.Array, layers: int) -> GDNState:
+    def fill(x: jax.Array) -> jax.Array:
+        added = (held // DISTINCT).astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        filled = x[held % DISTINCT] + added
+        return jnp.broadcast_to(filled, (layers, *filled.shape))
+
+    return jax.tree.map(fill, drawn)
+
+
+@jax.jit
+def _unlike(found: GDNState, drawn: GDNState, held: jax.Array, asked: jax.Array) -> jax.Array:
+    def unlike(a: jax.Array, b: jax.Array) -> jax.Array:
+        bits = (jax.lax.bitcast_convert_type(x, jnp.int32) for x in (a, b))
+        return jnp.any(jnp.not_equal(*bits), axis=tuple(range(2, a.ndim)))
+
+    start = _filled(drawn, held, layers=found.S.shape[0])
+    either = jnp.logical_or(*jax.tree.leaves(jax.tree.map(unlike, found, start)))
+    return jnp.count_nonzero(either & asked[None])
