@@ -15,7 +15,8 @@ from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.state import GDNState
 from gdn_jax.trace import Trace, trace_shapes
 from gdn_jax.types import Array, Token
-from pallas_kernels import float_gemv, layer, middle, q4_layout
+from pallas_kernels import float_gemv, layer, middle, q4_layout, tuning
+from pallas_kernels.delta_rule import delta_rule_decode
 from pallas_kernels.place import Place
 
 
@@ -58,6 +59,19 @@ def params_to_kernel(params: GDNParams) -> GDNParams:
         if isinstance(weight := getattr(params, name), Q4Array)
     }
     return dataclasses.replace(params, **laid_out)
+
+
+def delta_rule_as_stepped(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, S: Array
+) -> tuple[Array, Array]:
+    """:func:`gdn_jax.steps.delta_rule` of B rows with the bits that a step on the kernels has.
+
+    The same columns of S a CTA give the same order of sums.
+    """
+    tile = tuning.middle_tile(len(v), v.shape[-1], pallas_kernels.support.has_clusters())
+    token = (x[:, None] for x in (q, k, v, g, beta))
+    o, S = delta_rule_decode(*token, jnp.float32(1), S, tile=tile)
+    return o[:, 0], S
 
 
 class KernelLayer:

@@ -64,7 +64,8 @@ def draft_rows(
 
     rows = read_rows(states, layer, slots)
     lengths = jnp.where(slots >= 0, lengths, 0)
-    return draft(step, rows, xs, cfg, lengths=lengths, parents=parents, chain=chain, scheme=scheme)
+    how = {"chain": chain, "scheme": scheme, "backend": backend}
+    return draft(step, rows, xs, cfg, lengths=lengths, parents=parents, **how)
 
 
 def commit_rows(

@@ -27,6 +27,7 @@ from gdn_jax import steps
 from gdn_jax.checks import check_array
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, UnknownNameError
+from gdn_jax.kernel_layer import delta_rule_as_stepped
 from gdn_jax.layer import Step
 from gdn_jax.state import GDNState
 from gdn_jax.types import Array, Tokens
@@ -41,7 +42,8 @@ class DraftRecord:
 
     ``S`` [Td, B, HV, K, V] or ``operands`` q, k [Td, B, HK, K], v [Td, B, HV, V], g, beta
     [Td, B, HV] by the scheme, the other is None; ``frames`` [Td, B, C] are the convolution's
-    inputs, ``parents`` int32 [B, Td], ``lengths`` int32 [B].
+    inputs, ``parents`` int32 [B, Td], ``lengths`` int32 [B]. ``backend`` ran the draft, and runs
+    the delta rule again.
     """
 
     S: Array | None
@@ -49,6 +51,7 @@ class DraftRecord:
     frames: Array
     parents: Array
     lengths: Array
+    backend: str = dataclasses.field(metadata={"static": True})
 
     @property
     def nbytes(self) -> int:
@@ -100,13 +103,14 @@ def draft(
     parents: Array,
     chain: bool,
     scheme: str,
+    backend: str,
 ) -> tuple[Tokens, DraftRecord]:
     """Run a draft xs [B, Td, D] from the rows of ``state``, which is not changed.
 
     Tokens at or beyond a row's length give zeros.
 
     Args:
-        step: one token of the layer with every operator read back.
+        step: one token of the layer with every operator read back, on ``backend``.
         state: S [B, HV, K, V], conv_hist [B, W-1, C].
         xs: inputs, in an order in which parents come first.
         cfg: the layer's sizes.
@@ -133,7 +137,7 @@ def draft(
     tokens = (jnp.swapaxes(xs, 0, 1), jnp.swapaxes(parents, 0, 1), jnp.arange(Td))
     with jax.named_scope("draft"):
         _, (ys, S, used, frames) = lax.scan(token, state if chain else nodes, tokens)
-    return jnp.swapaxes(ys, 0, 1), DraftRecord(S, used, frames, parents, lengths)
+    return jnp.swapaxes(ys, 0, 1), DraftRecord(S, used, frames, parents, lengths, backend)
 
 
 def committed(record: DraftRecord, state: GDNState, accepted: Array) -> GDNState:
@@ -159,11 +163,12 @@ def _kept(S: Array, start: Array, node: Array) -> Array:
 def _replayed(record: DraftRecord, start: Array, node: Array) -> Array:
     assert record.operands is not None
     path = on_path(record.parents, node)
+    rule = delta_rule_as_stepped if record.backend == "pallas" else steps.delta_rule
 
     def token(S: Array, operands: Any) -> tuple[Array, None]:
         # As in the draft, where they came through a barrier: fused into the rule they change bits.
         taken, (q, k, v, g, beta) = lax.optimization_barrier(operands)
-        _, new = steps.delta_rule(q, k, v, g, beta, S)
+        _, new = rule(q, k, v, g, beta, S)
         return jnp.where(taken[:, None, None, None], new, S), None
 
     return lax.scan(token, start, (path.T, record.operands))[0]

@@ -16,6 +16,7 @@ from gdn_jax import kernel_layer, oracle
 from gdn_jax.params import LARGE
 from gdn_jax.verify.draw import draw_inputs, draw_weights
 from pallas_kernels import layer as layer_kernels
+from pallas_kernels.delta_rule import delta_rule_decode
 from tests import gpu_small
 from tests.tools import assert_close, assert_same_bits, pretend_device
 
@@ -49,6 +50,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Any:
     pretend_device(monkeypatch, "8.0")
     step = functools.partial(layer_kernels.step, interpret=RACES)
     monkeypatch.setattr(layer_kernels, "step", step)
+    rule = functools.partial(delta_rule_decode, interpret=RACES)
+    monkeypatch.setattr(kernel_layer, "delta_rule_decode", rule)
     yield
     assert not get_races().races_found
 
@@ -131,6 +134,21 @@ def test_slots_of_a_pool_on_the_kernels(interpreted: Any) -> None:
             assert_close(getattr(after, name), getattr(wanted, name), 1e-6, name)
 
 
+def test_a_replayed_draft_has_the_bits_of_steps(interpreted: Any) -> None:
+    bank = gdn.LayerBank(CFG, 1).preload(0, weights())
+    xs, accepted = inputs(CFG, 2, 3), jnp.asarray([3, 1], jnp.int32)
+    pool, slots = gdn.StatePool.create(CFG, 1, 2).alloc(2)
+    serial = pool
+    for t in range(3):
+        going = jnp.where(t < accepted, slots, -1)
+        _, serial = bank.step_slots(serial, 0, xs[:, t], going, backend="pallas")
+    for scheme in ("snapshot", "replay"):
+        _, record = bank.draft_slots(pool, 0, xs, slots, scheme=scheme, backend="pallas")
+        after = pool.commit({0: record}, slots, accepted)
+        for name in ("S", "conv_hist"):
+            assert_same_bits(getattr(after, name), getattr(serial, name), f"{scheme} {name}")
+
+
 def stepped(bank: gdn.LayerBank, state: gdn.GDNState, xs: jax.Array) -> Any:
     ys = []
     for t in range(xs.shape[1]):
@@ -170,6 +188,24 @@ def test_a_stack_is_three_kernels_and_no_slice(monkeypatch, kind: str, B: int) -
     assert text.count("@mosaic_gpu_v2") == 3
     assert "dynamic_slice" not in text
     assert "dynamic_update_slice" not in text
+
+
+def test_a_replay_runs_the_kernel_and_its_columns(monkeypatch) -> None:
+    pretend_device(monkeypatch)
+    pool, record = jax.eval_shape(lambda: drafted(weights(), "replay"))
+    text = lowered(lambda pool, record: pool.commit({0: record}, *rows_of_two()), pool, record)
+    assert text.count("@mosaic_gpu_v2") == 1
+
+
+def drafted(params: gdn.GDNParams, scheme: str) -> Any:
+    pool, slots = gdn.StatePool.create(CFG, 1, 2).alloc(2)
+    bank = gdn.LayerBank(CFG, 1).preload(0, params)
+    _, record = bank.draft_slots(pool, 0, inputs(CFG, 2, 3), slots, scheme=scheme, backend="pallas")
+    return pool, record
+
+
+def rows_of_two() -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray([0, 1], jnp.int32), jnp.asarray([3, 1], jnp.int32)
 
 
 def test_a_scan_over_tokens_keeps_the_kernels_inside(monkeypatch) -> None:

@@ -146,7 +146,7 @@ def _round_to_f16(d: Array) -> Array:
 
 def _dequantised(x: Array, w: Q4Array) -> Array:
     """One loop from int4 to the sum on a GPU; more than eight rows need the float32 weights."""
-    return linear.matmul(x, dequantize(w))
+    return (linear.products if linear.few_rows(x) else linear.matmul)(x, dequantize(w))
 
 
 def _by_groups(x: Array, w: Q4Array) -> Array:
