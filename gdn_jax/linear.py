@@ -1,5 +1,7 @@
 """The float32 matrix product of the projections."""
 
+import functools
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -22,10 +24,15 @@ def matmul(x: Array, w: Array) -> Array:
     w = w.astype(jnp.float32)
     if few_rows(x):
         rows = x.reshape(-1, 1, x.shape[-1])
-        y = products(rows, w) if len(rows) == 1 else lax.map(lambda row: products(row, w), rows)
+        y = products(rows, w) if len(rows) == 1 else lax.map(functools.partial(_apart, w), rows)
         return y.reshape(*x.shape[:-1], w.shape[0])
     dims = (((x.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(x, w, dims, precision=lax.Precision.HIGHEST)
+
+
+def _apart(w: Array, row: Array) -> Array:
+    # Else the bits depend on whether the weights are an argument or a constant of the program.
+    return products(*lax.optimization_barrier((row, w)))
 
 
 def products(x: Array, w: Array) -> Array:

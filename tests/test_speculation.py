@@ -34,6 +34,7 @@ def run_draft(state, xs, lengths, parents, *, chain: bool, scheme: str):
         parents=parents,
         chain=chain,
         scheme=scheme,
+        backend="xla",
     )
 
 
