@@ -14,11 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdn_jax.config import GDNConfig
-from gdn_jax.linear import matmul
 from gdn_jax.params import GDNParams
-from gdn_jax.quant.kernel_layout import Q4Kernel
-from gdn_jax.quant.matmul import matmul_f32
-from gdn_jax.quant.q4array import Q4Array
+from gdn_jax.projection import Weight, project, rsqrt
 from gdn_jax.types import Array
 
 QK_NORM_EPS = 1e-6
@@ -34,21 +31,11 @@ def _step[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     return scoped
 
 
-def project(x: Array, w: Array | Q4Array | Q4Kernel) -> Array:
-    """``y = w·x`` in float32: x [.., D], w [N, D] -> y [.., N]; w a float array or int4."""
-    return matmul_f32(x, w) if isinstance(w, Q4Array | Q4Kernel) else matmul(x, w)
-
-
 def softplus(x: Array) -> Array:
     """``log(1 + exp(x))`` in three branches: x above 20, exp(x) below -20, else log1p(exp(x))."""
     # Clipped beyond its branch: at a bound itself the gradient of clip is half.
     middle = jnp.log1p(jnp.exp(jnp.clip(x, -32.0, 32.0)))
     return jnp.where(x > 20.0, x, jnp.where(x < -20.0, jnp.exp(jnp.minimum(x, 0.0)), middle))
-
-
-def rsqrt(x: Array) -> Array:
-    """``1/sqrt(x)`` from a correctly rounded root: the hardware's own rsqrt is 2 ulp off."""
-    return 1.0 / jnp.sqrt(x)
 
 
 @_step
@@ -154,6 +141,6 @@ def gated_rms_norm(o: Array, z: Array, weight: Array, eps: float) -> Array:
 
 
 @_step
-def output_projection(o: Array, weight: Array | Q4Array | Q4Kernel) -> Array:
+def output_projection(o: Array, weight: Weight) -> Array:
     """Step 7: ``y = Wout·o``, o [HV, V] -> y [D]."""
     return project(o.reshape(*o.shape[:-2], -1), weight)

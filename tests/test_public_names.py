@@ -77,10 +77,12 @@ TIERS = (
     {"config"},
     {"backend", "checks", "trace", "oracle", "slots"},
     {"params", "state"},
-    {"steps"},
-    {"delta_rule", "layer"},
+    {"steps", "chunked", "conv"},
+    {"delta_rule"},
+    {"layer"},
     {"state_pool"},
     {"bank"},
+    {"shared_pool"},
 )
 """Modules of the layer, lowest first: none imports from its own tier or from a higher one."""
 

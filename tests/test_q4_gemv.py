@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gdn_jax as gdn
+from gdn_jax.projection import project
 from gdn_jax.quant.kernel_layout import Q4Kernel, from_kernel, to_kernel
-from gdn_jax.steps import project
 from pallas_kernels import jobs, q4_gemv, q4_layout, tuning
 from tests.q4_warps import balanced_digits, emulate
 from tests.tools import pretend_device

@@ -1,0 +1,1 @@
+"""Whole models: blocks of Gated DeltaNet layers and of gated full attention."""
