@@ -19,9 +19,12 @@ from gdn_jax.verify.report import Report
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TIERS = ("f32", "q4", "all")
-SUITES = ("layer", "state", "all")
-LAYER_ONLY = ("tier", "tokens", "oracle", "oracle_python")
-"""Options of verify that the state suite has no use for."""
+SUITES = ("layer", "state", "prefill", "all")
+NO_USE = {
+    "state": ("tier", "tokens", "oracle", "oracle_python"),
+    "prefill": ("tier", "tokens"),
+}
+"""Options of verify that a suite has no use for."""
 
 
 python_option = click.option(
@@ -46,7 +49,8 @@ def cli() -> None:
     type=click.Choice(SUITES),
     default="layer",
     show_default=True,
-    help="One layer operator by operator, many sequences in the slots of a pool, or both.",
+    help="One layer operator by operator, many sequences in the slots of a pool, many tokens at "
+    "once, or all of them.",
 )
 @preset_option
 @click.option("--checkpoint", metavar="DIR", help="A Hugging Face directory instead of a preset.")
@@ -66,8 +70,9 @@ def cli() -> None:
 @click.option(
     "--oracle",
     metavar="shipped|live|none|FILE",
-    help="What transformers computed: the file that ships for the preset (the default), computed "
-    "now, left out, or a file made by `gdn-jax oracle export`.",
+    help="What transformers computed: the file that ships for the preset (the default; --suite "
+    "prefill does without where there is none), computed now, left out, or a file made by "
+    "`gdn-jax oracle export`.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Of drawn weights and inputs.")
 @python_option
@@ -90,33 +95,35 @@ def verify(
     json_file: str | None,
     html_file: str | None,
 ) -> int:
-    """Check a layer against transformers and float64, operator by operator, or many sequences."""
+    """Check a layer against transformers and float64, many sequences, or many tokens at once."""
     from gdn_jax.backend import select_backend
-    from gdn_jax.verify import float32, int4, sequences, subject
+    from gdn_jax.verify import float32, int4, prefill, sequences, subject
 
     if (checkpoint is None) != (layer is None):
         raise click.UsageError("--checkpoint and --layer go together")
     if html_file:
         html.require_report_extra()
-    tiers = {"f32": [float32], "q4": [int4], "all": [float32, int4]}
-    parts = [] if suite == "state" else tiers[tier]
-    if not parts:
-        given = [
-            n for n in LAYER_ONLY if context.get_parameter_source(n) is ParameterSource.COMMANDLINE
-        ]
-        if given:
-            option = given[0].replace("_", "-")
-            raise click.UsageError(f"--suite state has no use for --{option}")
+    for name in NO_USE.get(suite, ()):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--suite {suite} has no use for --{option}")
+    suites: dict[str, list[Any]] = {
+        "layer": {"f32": [float32], "q4": [int4], "all": [float32, int4]}[tier],
+        "state": [sequences],
+        "prefill": [prefill],
+    }
+    parts = suites.get(suite) or [part for parts in suites.values() for part in parts]
+    if suite == "state":
         oracle = "none"
-    if suite != "layer":
-        parts = [*parts, sequences]
+    if suite == "prefill":
+        tokens = prefill.TOKENS
     with stages(1 + sum(module.STAGES for module in parts)) as stage:
         with stage("weights and inputs"):
             if checkpoint is None:
                 chosen = subject.from_preset(
                     preset or "qwen3.5-27b",
                     tokens,
-                    oracle or "shipped",
+                    oracle or (None if suite == "prefill" else "shipped"),
                     seed=seed,
                     python=oracle_python,
                 )
@@ -141,11 +148,17 @@ def verify(
             "layer": chosen.name,
             "config": str(chosen.cfg),
             "layers": layers,
-            "backend": select_backend("decode", chosen.cfg, backend=backend),
+            "backend": select_backend(
+                "prefill" if suite == "prefill" else "decode", chosen.cfg, backend=backend
+            ),
             "drawn": chosen.drawn,
         }
+        if suite == "all":
+            settings["prefill_backend"] = select_backend("prefill", chosen.cfg, backend=backend)
+        if suite in ("layer", "all"):
+            settings |= {"tier": tier, "tokens": tokens}
         if suite != "state":
-            settings |= {"tier": tier, "tokens": tokens, "transformers": chosen.transformers}
+            settings["transformers"] = chosen.transformers
         report = Report(environment(), settings)
         for module in parts:
             module.run(chosen, report, layers=layers, backend=backend, stage=stage)

@@ -50,8 +50,12 @@ def test_it_is_green_and_reported(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["--preset", "tiny"], ["float32", "int4"]),
-        (["--preset", "tiny", "--suite", "all", "--tier", "f32"], ["float32", "sequences"]),
+        (
+            ["--preset", "tiny", "--suite", "all", "--tier", "f32"],
+            ["float32", "sequences", "prefill"],
+        ),
         (["--preset", "qwen3.5-9b", "--suite", "state"], ["sequences"]),
+        (["--preset", "qwen3.5-9b", "--suite", "prefill"], ["prefill"]),
     ],
 )
 def test_each_suite_runs_its_parts_and_only_the_layer_needs_an_oracle(
@@ -59,7 +63,7 @@ def test_each_suite_runs_its_parts_and_only_the_layer_needs_an_oracle(
 ) -> None:
     seen = []
     monkeypatch.setattr(subject, "draw_weights", lambda cfg, seed: {})
-    for name in ("float32", "int4", "sequences"):
+    for name in ("float32", "int4", "sequences", "prefill"):
         module = importlib.import_module(f"gdn_jax.verify.{name}")
         monkeypatch.setattr(module, "run", lambda *_, name=name, **__: seen.append(name))
     run(*arguments)

@@ -160,6 +160,51 @@ _CATALOGUE: dict[str, tuple[str, str, str]] = {
         "the offsets of layers and slots in a whole stack",
         "offsets beyond 2³¹ elements, which need a larger pool",
     ),
+    "prefill.float64": (
+        "max_rel",
+        "the layer over many tokens at once is as exact as float32 sums allow",
+        "that the float64 oracle has the right equations (prefill.transformers shows that)",
+    ),
+    "prefill.transformers": (
+        "max_rel",
+        "a prefill is what the real transformers layer computes at once and token by token",
+        "accuracy to the last bits: transformers itself is float32",
+    ),
+    "prefill.lengths": (
+        "max_rel",
+        "the chunked rule is right for any number of tokens, its final state included",
+        "other heads or widths",
+    ),
+    "prefill.split": (
+        "max_rel",
+        "a pass goes on from any state, of prefill or of decode, and decode goes on from its own",
+        "equal bits: other numbers of tokens sum in another order",
+    ),
+    "prefill.packed": (
+        "max_rel, infinite for a leak",
+        "packed sequences do not see each other or what lies behind; an empty one keeps its state",
+        "packed sequences in a whole layer, which takes rows",
+    ),
+    "prefill.padding": (
+        "max_rel, infinite for a leak",
+        "padding on the right neither decays nor writes, whatever it holds, and gives zeros",
+        "padding on the left, which there is no argument for",
+    ),
+    "prefill.chunk_size": (
+        "max_rel",
+        "the size of a chunk changes nothing but the order of sums",
+        "which size is fastest",
+    ),
+    "prefill.adversarial": (
+        "max_rel",
+        "gates, keys and norms on which chunked forms have failed give their right values",
+        "inputs in bfloat16",
+    ),
+    "prefill.drift8192": (
+        "max_rel of a chunk",
+        "rounding does not build up in the state that goes from chunk to chunk",
+        "runs of many more tokens",
+    ),
 }
 
 

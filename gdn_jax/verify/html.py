@@ -55,6 +55,11 @@ _KNOWN = {
     ),
     "q4_groups": ("int4: group size and rule", "The numbers behind the plot."),
     "q4_drift": ("int4: the cost over a long run", "The numbers behind the plot."),
+    "prefill": (
+        "Many tokens at once",
+        "max_rel of the outputs, of the state after them and of the convolution's history, case by "
+        "case; where bits or zeros are asked for, 0 when they are there, else infinite.",
+    ),
     "bench": (
         "Times",
         "Medians in microseconds of one call, with the extremes over the repetitions: by slope, "

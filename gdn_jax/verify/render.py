@@ -39,6 +39,8 @@ def render(report: Report, out: Console) -> None:
         out.print(_groups(tables["q4_groups"]))
     if "q4_drift" in tables:
         out.print(_drift(tables["q4_drift"]))
+    if "prefill" in tables:
+        out.print(_prefill(tables["prefill"]))
     _checks(report.checks, out)
     render_verdict(report, out)
 
@@ -170,6 +172,15 @@ def _drift(rows: list[Row]) -> Table:
     for row in rows:
         if row["token"] in (*_DRIFT_TOKENS, rows[-1]["token"]):
             made.add_row(str(row["token"]), *(number(row[key]) for key in keys))
+    return made
+
+
+def _prefill(rows: list[Row]) -> Table:
+    keys = ("out", "S", "history")
+    made = table("Many tokens at once: max_rel", "check", "case", *keys, "verdict", right=4)
+    for row in rows:
+        cells = (number(row[key]) for key in keys)
+        made.add_row(row["check"], row["case"], *cells, verdict(row["ok"]))
     return made
 
 

@@ -46,14 +46,20 @@ class Subject:
 
 
 def from_preset(
-    preset: str, tokens: int, oracle: str, *, seed: int | None = None, python: str | None = None
+    preset: str,
+    tokens: int,
+    oracle: str | None,
+    *,
+    seed: int | None = None,
+    python: str | None = None,
 ) -> Subject:
     """A layer of a preset's shape with weights and inputs drawn from a seed.
 
     Args:
         preset: a name in PRESETS.
         tokens: T.
-        oracle: "shipped", "live", "none", or the path of an oracle file.
+        oracle: "shipped", "live", "none", or the path of an oracle file; None takes the shipped one
+            where there is one of this seed.
         seed: of the draw; the oracle file's own by default, 0 where there is no file.
         python: an interpreter that has torch and transformers, for "live".
 
@@ -61,8 +67,15 @@ def from_preset(
         OracleError: no such oracle, or one that does not belong to this preset and seed.
     """
     cfg = PRESETS[preset]
-    file = None
-    if oracle not in ("live", "none"):
+    file, reason = None, "--oracle none"
+    if oracle is None:
+        path = oracle_file.shipped_oracle(preset)
+        file = oracle_file.load_oracle(path, cfg) if path else None
+        reason = f"no oracle ships for preset {preset}"
+        if file and seed not in (None, file.seed):
+            file, reason = None, f"{reason} and seed {seed}"
+        seed = file.seed if file else seed
+    elif oracle not in ("live", "none"):
         path = oracle_file.shipped_oracle(preset) if oracle == "shipped" else Path(oracle)
         if path is None:
             raise OracleError(
@@ -84,8 +97,7 @@ def from_preset(
         architecture = oracle_file.architecture_of(preset)
         file = oracle_file.compute_oracle(weights, cfg, xs, architecture, seed=seed, python=python)
     drawn = f"weights and inputs drawn by NumPy from seed {seed} ({SCHEME})"
-    reason = "" if file else "--oracle none"
-    return Subject(preset, cfg, weights, xs, drawn, file, reason)
+    return Subject(preset, cfg, weights, xs, drawn, file, "" if file else reason)
 
 
 def from_checkpoint(
