@@ -93,7 +93,7 @@ def worst_of_operators(cfg: gdn.GDNConfig, B: int) -> float:
     x, hist = (rng.normal(size=(B, n, cfg.conv_dim)).astype(np.float32) for n in (T, W - 1))
     taps = rng.normal(size=(cfg.conv_dim, W)).astype(np.float32)
     frames = np.concatenate([hist, x], axis=1)
-    sums = sum(oracle.wide(frames[:, j : j + T]) * taps[:, j] for j in range(W))
+    sums = np.stack([oracle.wide(frames[:, j : j + T]) * taps[:, j] for j in range(W)]).sum(0)
     exact = (
         *oracle.recurrent_gated_delta_rule(k, k, v, g, -g / 2, use_qk_l2norm=True),
         oracle.silu(sums),

@@ -219,7 +219,7 @@ def test_gradients_are_those_of_the_recurrent_form(case: str) -> None:
         assert_close(x, np.asarray(wanted[name]), 2e-5, name)
 
 
-def one_by_one(cu: np.ndarray, initial_state: jax.Array, **tokens: jax.Array) -> Any:
+def one_by_one(cu: np.ndarray, initial_state: jax.Array, **tokens: Any) -> Any:
     outs, states = [], []
     for i, (start, end) in enumerate(itertools.pairwise(cu.tolist())):
         state = initial_state[i : i + 1]
@@ -239,7 +239,7 @@ def test_memory_of_the_backward_pass_is_linear() -> None:
         }
         drawn = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in sizes.items()}
         gradient = jax.jit(jax.grad(functools.partial(loss, gdn.chunk_gated_delta_rule)))
-        analysis = gradient.trace(drawn).lower().compile().memory_analysis()
+        analysis: Any = gradient.trace(drawn).lower().compile().memory_analysis()
         return analysis.temp_size_in_bytes / T / 3
 
     K = V = 128
@@ -249,7 +249,7 @@ def test_memory_of_the_backward_pass_is_linear() -> None:
 
 
 def test_what_is_refused() -> None:
-    drawn = draw(20)
+    drawn: Any = draw(20)
 
     def refuse(*fragments: str, **options: Any) -> None:
         call = functools.partial(gdn.chunk_gated_delta_rule, **drawn | options)

@@ -101,7 +101,7 @@ def test_a_recycled_slot_starts_from_zeros(left_by_the_owner_before: float) -> N
 def test_the_state_is_float32_whatever_the_weights_are_and_nothing_else_is_taken() -> None:
     pool, slots = new_pool().alloc(B)
     params = gdn.init_params(jax.random.key(0), CFG)
-    half = params.in_proj_qkv.astype(jnp.bfloat16)
+    half = jnp.asarray(params.in_proj_qkv, jnp.bfloat16)
     bank = gdn.LayerBank(CFG, 2).preload(LAYER, dataclasses.replace(params, in_proj_qkv=half))
     y, after = bank.step_slots(pool, LAYER, VOCABULARY[:B], slots)
     assert {x.dtype for x in (y, after.S, after.conv_hist)} == {jnp.dtype("float32")}

@@ -211,7 +211,7 @@ def test_gradients_are_those_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_vmap_is_more_rows_of_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     *tokens, _, S = map(jnp.asarray, draw(BASE))
-    several = [jnp.stack([x, x[::-1], -x]) for x in tokens[:4]]
+    q, k, v, g = (jnp.stack([x, x[::-1], -x]) for x in tokens[:4])
     scales = jnp.asarray([0.1, 1.0, 2.0])
 
     def run(backend: str):
@@ -220,7 +220,7 @@ def test_vmap_is_more_rows_of_one_launch(monkeypatch: pytest.MonkeyPatch) -> Non
                 q, k, v, g, tokens[4], initial_state=S, scale=scale, backend=backend
             )
 
-        return jax.vmap(one)(*several, scales)
+        return jax.vmap(one)(q, k, v, g, scales)
 
     with device(monkeypatch):
         for found, wanted in zip(run("pallas"), run("xla"), strict=True):

@@ -22,6 +22,12 @@ def decoded(pool: gdn.StatePool, slot: int, *tokens: int) -> gdn.StatePool:
     return pool
 
 
+def kept_in(store: gdn.PrefixStates, key: Any) -> gdn.Checkpoint:
+    found = store.get(key)
+    assert found is not None
+    return found
+
+
 def checkpoint_of(*tokens: int) -> gdn.Checkpoint:
     pool, (slot,) = new_pool().alloc(1)
     return decoded(pool, int(slot), *tokens).checkpoint(slot)
@@ -45,12 +51,13 @@ def test_branches_go_on_from_a_prefix_that_has_gone_on_itself(donate: bool) -> N
 def test_what_is_no_branch_is_refused() -> None:
     pool, slots = new_pool().alloc(2)
     kept = pool.checkpoint(slots[0])
+    wrong: Any = {}
     other = gdn.GDNConfig(64, 2, 4, 16, 8, conv_width=4)
     assert_refused(lambda: pool.checkpoint(slots), "shape (2,)", "needed one slot")
     assert_refused(lambda: pool.checkpoint(N - 1), "never handed out")
     assert_refused(lambda: pool.branch(kept, N - 1), "2 of 4", "needed 3", error=gdn.PoolFullError)
     for where, fragment in (
-        (lambda: pool.branch(vars(kept), 1), "is a dict; needed gdn_jax.Checkpoint"),
+        (lambda: pool.branch(wrong, 1), "is a dict; needed gdn_jax.Checkpoint"),
         (lambda: gdn.StatePool.create(other, L, N).branch(kept, 1), "conv_width=3"),
         (lambda: gdn.StatePool.create(CFG, L + 1, N).branch(kept, 1), "L=3"),
     ):
@@ -67,7 +74,7 @@ def test_a_store_gives_back_every_bit_and_drops_what_was_used_longest_ago() -> N
     assert store.keys() == ["a", "c"]
     assert store.nbytes == 2 * ONE
     assert store.get("b") is None
-    pool, (slot,) = new_pool().branch(store.get("c"), 1)
+    pool, (slot,) = new_pool().branch(kept_in(store, "c"), 1)
     assert_holds(pool, int(slot), (3, 4))
     assert store.error("c") == 0.0
 
@@ -77,7 +84,7 @@ def test_a_key_is_replaced_and_discarded() -> None:
     store.put(("user", 1), checkpoint_of(1))
     store.put(("user", 1), checkpoint_of(2))
     assert store.keys() == [("user", 1)]
-    pool, (slot,) = new_pool().branch(store.get(("user", 1)), 1)
+    pool, (slot,) = new_pool().branch(kept_in(store, ("user", 1)), 1)
     assert_holds(pool, int(slot), (2,))
     store.discard(("user", 1))
     store.discard("never kept")
@@ -91,8 +98,7 @@ def test_compression_is_measured_and_given_back_in_float32(compress: str, most: 
     exact = checkpoint_of(*range(8))
     store = gdn.PrefixStates(ONE, compress=compress)
     store.put(0, exact)
-    found = store.get(0)
-    assert found is not None
+    found = kept_in(store, 0)
     assert found.S.dtype == jnp.float32
     assert_same_bits(found.conv_hist, exact.conv_hist)
     apart = np.abs(np.asarray(found.S) - np.asarray(exact.S)).max() / np.abs(exact.S).max()
@@ -113,8 +119,7 @@ def test_compression_keeps_zeros_and_what_float16_cannot_hold() -> None:
         for compress in ("float16", "int8"):
             store = gdn.PrefixStates(ONE, compress=compress)
             store.put(0, exact)
-            found = store.get(0)
-            assert found is not None
+            found = kept_in(store, 0)
             np.testing.assert_allclose(found.S, exact.S, rtol=1e-6)
             assert store.error(0) < 1e-6
 
@@ -128,9 +133,11 @@ def test_what_a_store_refuses_changes_nothing() -> None:
         assert_refused(call, *fragments, error=error)
 
     refuse(lambda: store.put(0, spoilt), "0 is not finite", "int8")
-    refuse(lambda: store.put(0, new_pool()), "0 is a StatePool; needed gdn_jax.Checkpoint")
+    wrong: Any = new_pool()
+    refuse(lambda: store.put(0, wrong), "0 is a StatePool; needed gdn_jax.Checkpoint")
     refuse(lambda: gdn.PrefixStates(ONE - 1).put("k", checkpoint_of()), f"'k' takes {ONE} bytes")
-    refuse(lambda: gdn.PrefixStates(1.5), "budget is 1.5")
+    half: Any = 1.5
+    refuse(lambda: gdn.PrefixStates(half), "budget is 1.5")
     refuse(
         lambda: gdn.PrefixStates(1, compress="zip"), "'zip'", "float16, int8",
         error=gdn.UnknownNameError,

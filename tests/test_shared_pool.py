@@ -4,6 +4,7 @@ import concurrent.futures
 import itertools
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +17,13 @@ from tests.tools import assert_refused, assert_same_bits
 THREADS, SLOTS, ROUNDS = 4, 12, 12
 
 
-def worker(shared: gdn.SharedPool, seed: int, start: threading.Barrier) -> dict[int, tuple]:
+def worker(
+    shared: gdn.SharedPool, seed: int, start: threading.Barrier
+) -> dict[int, tuple[int, ...]]:
     """Step, fork, draft and free own slots; the tokens of those that are left."""
     rng = np.random.default_rng(seed)
     start.wait()
-    mine = {int(shared.alloc(1)[0]): ()}
+    mine: dict[int, tuple[int, ...]] = {int(shared.alloc(1)[0]): ()}
     for _ in range(ROUNDS):
         slot = int(rng.choice(list(mine)))
         token, other = (int(t) for t in rng.integers(0, len(VOCABULARY), 2))
@@ -115,7 +118,8 @@ def test_what_is_refused_changes_nothing() -> None:
         lambda: shared.commit({LAYER: record}, slots, rows(1, 2)), "needed 0 to 1",
         error=gdn.ShapeError,
     )  # fmt: skip
-    assert_refused(lambda: gdn.SharedPool(vars(shared)), "is a dict", error=gdn.ShapeError)
+    wrong: Any = {}
+    assert_refused(lambda: gdn.SharedPool(wrong), "is a dict", error=gdn.ShapeError)
     shared.free(slots)
     assert_refused(lambda: shared.free(slots), "was freed")
     assert shared.occupancy == 0

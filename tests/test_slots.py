@@ -41,7 +41,7 @@ def test_random_programs_equal_a_model_that_recomputes(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "pool.safetensors"
     pool, slots = new_pool().alloc(data.draw(st.integers(0, N - 1)))
-    model = dict.fromkeys(slots.tolist(), ())
+    model: dict[int, tuple[int, ...]] = dict.fromkeys(slots.tolist(), ())
     token = st.integers(0, len(VOCABULARY) - 1)
     for _ in range(data.draw(st.integers(1, 10))):
         op = data.draw(st.sampled_from(OPERATIONS))

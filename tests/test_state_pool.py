@@ -12,6 +12,7 @@ import pytest
 import gdn_jax as gdn
 from gdn_jax.slots import SlotTable
 from gdn_jax.state_pool import check_pool
+from tests.cases import Arrays
 from tests.pool_model import CFG, L, N, assert_holds, filled, many, poisoned, refused
 from tests.tools import assert_refused, assert_same_bits
 

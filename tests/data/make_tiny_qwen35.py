@@ -8,8 +8,11 @@
 import sys
 
 import numpy as np
-import torch
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import (  # pyright: ignore[reportMissingImports]
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 PROMPT, TOKENS = 70, 134
 
