@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from gdn_jax.checkpoint import FULL, LINEAR, _layer_types
-from gdn_jax.config import GDNConfig, _read_hf
+from gdn_jax.config import _HF_FIELDS, GDNConfig, _read_hf
 from gdn_jax.errors import ConfigError
 
 _SIZES = (
@@ -111,8 +111,8 @@ def _refuse_unknown(origin: str, text: Mapping[str, Any]) -> None:
     rope = text.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise ConfigError(f"{origin}: rope_type is {rope['rope_type']!r}; needed 'default'")
-    known = _WITHOUT_EFFECT | {*_SIZES, *_ONLY}
-    strange = sorted(name for name in text if name not in known and "linear" not in name)
+    known = _WITHOUT_EFFECT | {*_SIZES, *_ONLY, *_HF_FIELDS.values()}
+    strange = sorted(name for name in text if name not in known)
     strange += sorted(f"rope_parameters.{name}" for name in rope if name not in _ROPE)
     if strange:
         raise ConfigError(f"{origin}: unknown settings {', '.join(strange)}")
