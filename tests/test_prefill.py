@@ -47,7 +47,7 @@ def test_it_is_decoding_and_float64() -> None:
         assert_close(state.conv_hist[b], exact["HIST"][-1], MAX_REL["layer"])
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3, 37, 64, 69])
+@pytest.mark.parametrize("cut", [2, 64])
 def test_decode_goes_on_and_prefill_goes_on_from_it(cut: int) -> None:
     first, state = prefill(PARAMS, gdn.init_state(CFG, 2), XS[:, :cut], CFG)
     rest, after = decode(PARAMS, state, XS[:, cut:], CFG)
