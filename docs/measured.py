@@ -34,17 +34,27 @@ Row = dict[str, Any]
 
 
 def table() -> str:
-    """One row a check, one column a result file, then what made each."""
+    """One row a check, one column a device and backend, then what made each.
+
+    Of several files that have a check of one column, the newest counts.
+    """
     files, results = _results("verify")
-    named = [{check["id"]: check for check in result["checks"]} for result in results]
-    head = (f"{_device(result)}, {result['settings']['backend']}" for result in results)
-    rows = [["check", *head, "unit"]]
-    for id_ in dict.fromkeys(id_ for checks in named for id_ in checks):
-        found = [_number(checks.get(id_, {}).get("value")) for checks in named]
-        rows.append([f"`{id_}`", *found, next(c[id_]["unit"] for c in named if id_ in c)])
-    times = [result.get("round_trip", [{}])[0].get("median_us") for result in results]
-    trips = [_number(us and f"{us:.0f}") for us in times]
-    rows.append(["host round trip of one token, median", *trips, "µs"])
+    columns: dict[str, dict[str, Row]] = {}
+    trips: dict[str, str] = {}
+    for result in sorted(results, key=lambda result: result["environment"]["date"]):
+        column = f"{_device(result)}, {result['settings']['backend']}"
+        checks = columns.setdefault(column, {})
+        checks |= {check["id"]: check for check in result["checks"]}
+        for trip in result.get("round_trip", []):
+            trips[column] = f"{trip['median_us']:.0f}"
+    columns = dict(sorted(columns.items()))
+    rows = [["check", *columns, "unit"]]
+    for id_ in dict.fromkeys(id_ for checks in columns.values() for id_ in checks):
+        found = [checks.get(id_) for checks in columns.values()]
+        unit = next(check["unit"] for check in found if check)
+        rows.append([f"`{id_}`", *(_number(check and check["value"]) for check in found), unit])
+    last = (_number(trips.get(column)) for column in columns)
+    rows.append(["host round trip of one token, median", *last, "µs"])
     return "\n".join([*_table(rows), "", *map(_made, files, results)])
 
 

@@ -134,7 +134,7 @@ def test_reference_stands_beside_the_times(measured: ModuleType) -> None:
     assert "| 156 | 468 | 26% |" in text
 
 
-def test_every_verification_has_a_column_of_its_own(measured: ModuleType) -> None:
+def test_every_device_and_backend_has_a_column(measured: ModuleType) -> None:
     head = measured.table().splitlines()[0]
     assert head == ("| check | AMD EPYC, xla | NVIDIA H200, pallas | NVIDIA H200, xla | unit |")
 
