@@ -48,6 +48,8 @@ def causal_conv1d(
 def _conv_xla(x: Array, hist: History, weight: Array) -> tuple[Array, History]:
     T, W = x.shape[1], weight.shape[1]
     ext = jnp.concatenate([hist, x], axis=1)
+    # Summed over an axis as a step sums its window, for the same bits; prefill, which needs no
+    # such bits, adds shifted products instead.
     windows = jnp.stack([ext[:, j : j + T] for j in range(W)], axis=-1)
     return jax.nn.silu(jnp.sum(windows * weight[None, None], axis=-1)), ext[:, T:]
 

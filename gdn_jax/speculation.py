@@ -28,7 +28,7 @@ from gdn_jax.checks import check_array
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, UnknownNameError
 from gdn_jax.kernel_layer import delta_rule_as_stepped
-from gdn_jax.layer import Step
+from gdn_jax.layer import Step, check_lengths
 from gdn_jax.state import GDNState
 from gdn_jax.types import Array, Tokens
 
@@ -78,10 +78,8 @@ def check_draft(
     chain = parents is None
     lengths = jnp.full(B, Td, jnp.int32) if lengths is None else lengths
     parents = np.broadcast_to(np.arange(-1, Td - 1, dtype=np.int32), (B, Td)) if chain else parents
-    check_array(where, "lengths", lengths, [("B", B)], [jnp.int32])
+    check_lengths(where, lengths, B, Td)
     check_array(where, "parents", parents, [("B", B), ("Td", Td)], [jnp.int32])
-    if not isinstance(lengths, Tracer) and not within(lengths, 0, Td):
-        raise ShapeError(f"{where}: lengths are {np.asarray(lengths)}; needed 0 to {Td}")
     if not isinstance(parents, Tracer) and not within(parents, -1, np.arange(Td) - 1):
         raise ShapeError(f"{where}: a parent is no earlier token; needed -1 <= parents[:, t] < t")
     return jnp.asarray(lengths), jnp.asarray(parents), chain
