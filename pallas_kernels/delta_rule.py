@@ -26,6 +26,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import tuning
 from pallas_kernels.layouts import columns, load
 from pallas_kernels.mlir import barrier
+from pallas_kernels.place import settled
 
 
 def _body(
@@ -58,13 +59,20 @@ def _body(
         keys = (load(x.at[b, t, hk], per_row) for x in (q, k))
         return *keys, load(v.at[b, t, h, mine], per_column), g[b, t, h], beta[b, t, h]
 
-    def token(t: Any, S: jax.Array, operands: tuple[jax.Array, ...]) -> jax.Array:
-        q, k, v, g, beta = operands
-        q, k = spread(q, 0), spread(k, 0)
+    def advance(S: jax.Array, operands: tuple[jax.Array, ...]) -> jax.Array:
+        _, k, v, g, beta = operands
+        k = spread(k, 0)
         S = jnp.exp(g) * S
         delta = (v - jnp.sum(S * k, axis=0)) * beta
-        S = S + k * spread(delta, 1)
-        o[b, t, h, mine] = jnp.sum(S * q, axis=0) * factor
+        return S + k * spread(delta, 1)
+
+    def read(t: Any, S: jax.Array, q: jax.Array) -> None:
+        o[b, t, h, mine] = jnp.sum(S * spread(q, 0), axis=0) * factor
+
+    def token(t: Any, S: jax.Array) -> jax.Array:
+        operands = fetch(t)
+        S = advance(S, operands)
+        read(t, S, operands[0])
         return S
 
     place, factor = S.at[b, h, :, mine], scale[0]
@@ -74,9 +82,12 @@ def _body(
         # Without it the compiler puts some of these loads behind the wait for others.
         if not interpreted:
             barrier()
-        place[...] = token(0, state, operands)
+        state = advance(state, operands)
+        # The state leaves while the sums of the output are still made.
+        place[...] = state
+        read(0, state, operands[0])
     else:
-        place[...] = lax.fori_loop(0, T, lambda t, S: token(t, S, fetch(t)), state)
+        place[...] = lax.fori_loop(0, T, token, state)
 
 
 @functools.partial(jax.jit, static_argnames=("tile", "interpret"))
@@ -128,4 +139,4 @@ def delta_rule_decode(
         out[...] = kernel(q, k, v, g, beta, scale[None], state)
 
     S, o = pl.run_state(run)((S, jnp.zeros(v.shape, jnp.float32)))
-    return o, S
+    return o, *settled(S)

@@ -14,7 +14,7 @@ import jax
 from pallas_kernels import float_gemv, history, q4_gemv, tuning
 from pallas_kernels.jobs import Job, launch
 from pallas_kernels.middle import Heads, Projected, Small, middle
-from pallas_kernels.place import Place
+from pallas_kernels.place import Place, settled
 
 
 class Weights(NamedTuple):
@@ -98,4 +98,5 @@ def step(
         y = q4_gemv.gemv(onn, weights.out, residual=residual)
     else:
         y = float_gemv.gemv(onn, weights.out, residual=residual, interpret=interpret)
-    return y, *(state[...] for state in states), ({**seen, "ONN": onn} if trace else {})
+    S, hist = settled(*(state[...] for state in states))
+    return y, S, hist, ({**seen, "ONN": onn} if trace else {})

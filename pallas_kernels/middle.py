@@ -213,8 +213,9 @@ def _body(heads: Heads, tile: int, names: tuple[str, ...], interpreted: bool, *r
         state = jnp.exp(g) * state
         delta = (v - jnp.sum(state * k, axis=0)) * beta
         state = state + k * spread(delta, 1)
-        o = jnp.sum(state * q, axis=0)
+        # The state leaves while the sums of the output are still made.
         S[at.layer, at.target, h, :, mine] = state
+        o = jnp.sum(state * q, axis=0)
         keep(True, ON=(here, o))
         square = jnp.sum(o * o)
         if tiles > 1:

@@ -1,9 +1,10 @@
-"""Where the states of a batch are in those of a stack."""
+"""Where the states of a batch are in those of a stack, and states that were updated in place."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 from jax.experimental import pallas as pl
 
 
@@ -47,3 +48,12 @@ class Row(NamedTuple):
         """``run()`` if the row is idle."""
         if not self.always:
             pl.when(self.source < 0)(run)
+
+
+def settled(*updated: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays that a kernel updated in place, made safe to be stacked by a loop.
+
+    XLA lets a kernel write straight into the slice of a stack that keeps its result, even where
+    that result is an operand updated in place: then the stack and the state are never written.
+    """
+    return lax.optimization_barrier(updated)
