@@ -28,16 +28,17 @@ def step_rows(
     cfg: GDNConfig,
     backend: str,
 ) -> tuple[Token, GDNState]:
-    """One token: row b reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
+    """One token: row b reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 in either is idle.
 
     On pallas the kernels index the pool; on xla the rows' states are copied out and in.
     """
-    read, write = slots
+    idle = (slots[0] < 0) | (slots[1] < 0)
+    read, write = (jnp.where(idle, -1, x) for x in slots)
     if backend == "pallas":
-        y, states, _ = KernelLayer(params, cfg).step(states, layer, x, slots=slots)
+        y, states, _ = KernelLayer(params, cfg).step(states, layer, x, slots=(read, write))
         return blank_idle(y, read), states
     y, rows, _ = forward(params, read_rows(states, layer, read), x, cfg)
-    return blank_idle(y, read), write_rows(states, layer, jnp.where(read >= 0, write, -1), rows)
+    return blank_idle(y, read), write_rows(states, layer, write, rows)
 
 
 def draft_rows(

@@ -134,6 +134,22 @@ def test_slots_of_a_pool_on_the_kernels(interpreted: Any) -> None:
             assert_close(getattr(after, name), getattr(wanted, name), 1e-6, name)
 
 
+@pytest.mark.parametrize("backend", ["pallas", "xla"])
+@pytest.mark.parametrize(("read", "write"), [(1, -1), (-1, 1), (-1, -1)])
+def test_a_row_without_a_slot_to_read_or_to_write_is_idle(
+    interpreted: Any, backend: str, read: int, write: int
+) -> None:
+    bank, x = gdn.LayerBank(CFG, 2).preload(1, weights()), inputs(CFG, 1, 1)[:, 0]
+    pool, _ = gdn.StatePool.create(CFG, 2, 2).alloc(2)
+    full = live_state(CFG, 2, 2)
+    pool = dataclasses.replace(pool, S=full.S, conv_hist=full.conv_hist)
+    slots = (jnp.asarray([slot], jnp.int32) for slot in (read, write))
+    y, after = bank.step_slots(pool, 1, x, next(slots), write_slots=next(slots), backend=backend)
+    np.testing.assert_array_equal(y, 0)
+    for name in ("S", "conv_hist"):
+        assert_same_bits(getattr(after, name), getattr(pool, name), name)
+
+
 def test_a_replayed_draft_has_the_bits_of_steps(interpreted: Any) -> None:
     bank = gdn.LayerBank(CFG, 1).preload(0, weights())
     xs, accepted = inputs(CFG, 2, 3), jnp.asarray([3, 1], jnp.int32)

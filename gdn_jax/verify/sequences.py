@@ -101,8 +101,8 @@ def idle(this: SlotRun) -> Found:
                 now, beside = (slot_state(x, LAYER, slot) for x in (after, busy))
                 count += unequal_states(now, beside)
     for read, write in ((none, full), (full, none)):
-        _, after = this.step(pool, read, this.tokens()[:, 0], write=write)
-        count += changed(pool, after)
+        y, after = this.step(pool, read, this.tokens()[:, 0], write=write)
+        count += int(np.count_nonzero(y)) + changed(pool, after)
     return count, "idle rows beside live ones, alone, and where only one of read and write is idle"
 
 
