@@ -1,5 +1,6 @@
 """Gated DeltaNet inference in JAX: pure functions over ``(S, conv_hist)``, verified to float64."""
 
+from gdn_jax import models
 from gdn_jax.backend import select_backend
 from gdn_jax.bank import LayerBank
 from gdn_jax.checkpoint import HFCheckpoint, load_hf_layer
@@ -10,7 +11,9 @@ from gdn_jax.errors import (
     BackendUnavailableError,
     CheckpointError,
     ConfigError,
+    DeviceMemoryError,
     GDNError,
+    GenerationError,
     LayerNotResidentError,
     OracleError,
     PoolFullError,
@@ -20,6 +23,7 @@ from gdn_jax.errors import (
     SlotError,
     StaleBindingError,
     StateFileError,
+    TextError,
     TierConflictError,
     UnknownNameError,
 )
@@ -61,10 +65,12 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "ConfigError",
+    "DeviceMemoryError",
     "GDNConfig",
     "GDNError",
     "GDNParams",
     "GDNState",
+    "GenerationError",
     "HFCheckpoint",
     "LayerBank",
     "LayerNotResidentError",
@@ -82,6 +88,7 @@ __all__ = [
     "StaleBindingError",
     "StateFileError",
     "StatePool",
+    "TextError",
     "TierConflictError",
     "Trace",
     "UnknownNameError",
@@ -100,6 +107,7 @@ __all__ = [
     "load_hf_layer",
     "load_pool",
     "load_state",
+    "models",
     "params_to_kernel",
     "prefill",
     "q4_from_gguf_blocks",

@@ -35,9 +35,15 @@ def check_config(where: str, cfg: Any) -> None:
         raise ShapeError(f"{where}: cfg is a {type(cfg).__name__}; needed a gdn_jax.GDNConfig")
 
 
-def check_finite(where: str, name: str, x: np.ndarray, error: type[Exception]) -> None:
-    """Raise ``error`` when a host array holds NaN or infinity, naming the first place."""
+def check_finite(
+    where: str, name: str, x: np.ndarray, error: type[Exception], *, first_row: int = 0
+) -> None:
+    """Raise ``error`` when a host array holds NaN or infinity, naming the first place.
+
+    ``first_row`` is the row of the whole tensor that ``x`` begins with.
+    """
     bad = ~np.isfinite(x)
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise error(f"{where}: {name}{list(place)} is {x[place]}; needed finite numbers")
+        named = [place[0] + first_row, *place[1:]]
+        raise error(f"{where}: {name}{named} is {x[place]}; needed finite numbers")

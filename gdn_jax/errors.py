@@ -61,3 +61,15 @@ class CheckpointError(GDNError, ValueError):
 
 class OracleError(GDNError, ValueError):
     """An oracle that is missing, altered, of another version, or cannot be computed here."""
+
+
+class TextError(GDNError, ValueError):
+    """A tokenizer, chat template, text or stop string that is missing, damaged or of no use."""
+
+
+class GenerationError(GDNError, ValueError):
+    """A request to a model that cannot be met: prompts, room, or how to choose tokens."""
+
+
+class DeviceMemoryError(GDNError, RuntimeError):
+    """The device has too little memory; the message says what was needed and what to try."""

@@ -105,11 +105,13 @@ class KernelLayer:
         x: Token,
         *,
         slots: tuple[Array, Array] | None = None,
+        residual: Token | None = None,
         trace: bool = False,
     ) -> tuple[Token, GDNState, Trace | None]:
         """One token of layer ``index`` for x [B, D], and the trace where asked for.
 
         Row b is on slot b, or reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
+        ``residual`` [B, D] is added to the output.
         """
         y, S, hist, seen = layer.step(
             self.weights,
@@ -118,6 +120,7 @@ class KernelLayer:
             states.conv_hist,
             Place(jnp.full((1,), index, jnp.int32), *(slots or ())),
             heads=self.heads,
+            residual=residual,
             trace=trace,
             clusters=pallas_kernels.support.has_clusters(),
         )

@@ -131,11 +131,23 @@ def prefill(
     """
     op = "prefill"
     checked_backend(op, params, state, xs, cfg, backend, many=True)
-    B, T, _ = xs.shape
+    if lengths is not None:
+        check_lengths(op, lengths, *xs.shape[:2])
+    return prefill_tokens(params, state, xs, cfg, lengths, chunk_size)
+
+
+def prefill_tokens(
+    params: GDNParams,
+    state: GDNState,
+    xs: Tokens,
+    cfg: GDNConfig,
+    lengths: Array | None,
+    chunk_size: int = 64,
+) -> tuple[Tokens, GDNState]:
+    """:func:`prefill`, unchecked; a weight may also be a :class:`gdn_jax.projection.Rounded`."""
     valid = None
     if lengths is not None:
-        check_lengths(op, lengths, B, T)
-        valid = jnp.arange(T)[None] < jnp.asarray(lengths)[:, None]
+        valid = jnp.arange(xs.shape[1])[None] < jnp.asarray(lengths)[:, None]
         xs = jnp.where(valid[..., None], xs, 0)
     xc, z, _, _, beta, g = steps.input_projections(params, xs)
     if valid is not None:

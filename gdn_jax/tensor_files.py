@@ -1,6 +1,7 @@
 """The tensors of a Hugging Face directory: where each one lies, and one at a time, checked."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,23 @@ from gdn_jax.errors import CheckpointError, ConfigError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 STORED = ("F32", "BF16", "F16")
+
+
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """Where a tensor lies, its type as safetensors names it, and its shape."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data, for the types of :data:`STORED`."""
+        return math.prod(self.shape) * _BYTES[self.dtype]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +61,31 @@ class TensorFiles:
         if not isinstance(names, dict) or not all(isinstance(x, str) for x in names.values()):
             raise CheckpointError(f"{index}: no weight_map; needed file names by tensor name")
         return cls(index, {name: path / file for name, file in names.items()})
+
+    def headers(self) -> dict[str, Header]:
+        """The header of every tensor in the files, no data.
+
+        Raises:
+            CheckpointError: files missing, all of them named, or one truncated.
+        """
+        paths = sorted(set(self.places.values()))
+        absent = [path.name for path in paths if not path.exists()]
+        if absent:
+            raise CheckpointError(
+                f"{self.source}: {len(absent)} of {len(paths)} files missing: {', '.join(absent)}"
+            )
+        found = {}
+        for path in paths:
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118
+                    part = file.get_slice(name)
+                    found[name] = Header(path, part.get_dtype(), tuple(part.get_shape()))
+        return found
+
+    def rows(self, name: str, first: int, last: int) -> np.ndarray:
+        """Rows of a tensor, as they are stored; nothing else of the file is read."""
+        with _opened(self.places[name], f"; needed for tensor {name}") as file:
+            return file.get_slice(name)[first:last]
 
     def read(self, name: str, shape: tuple[int, ...], dtypes: Sequence[str] = STORED) -> np.ndarray:
         """One tensor in the dtype it is stored in; the header is checked before the data is read.

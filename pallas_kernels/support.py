@@ -12,10 +12,11 @@ MIN_CAPABILITY = (8, 0)
 
 def has_clusters() -> bool:
     """Whether the device has thread-block clusters; so it is assumed where there is no GPU."""
-    return getattr(jax.devices()[0], "compute_capability", None) is None or _capability() >= (9, 0)
+    return getattr(jax.devices()[0], "compute_capability", None) is None or capability() >= (9, 0)
 
 
-def _capability() -> tuple[int, ...]:
+def capability() -> tuple[int, ...]:
+    """The compute capability of the device, which must be a CUDA GPU."""
     return tuple(map(int, str(jax.devices()[0].compute_capability).split(".")))
 
 
@@ -42,7 +43,7 @@ def _device_reason() -> str | None:
     device = jax.devices()[0]
     if "cuda" not in device.client.platform_version.lower():
         return f"no CUDA GPU, the device is {device.platform}"
-    if _capability() < MIN_CAPABILITY:
+    if capability() < MIN_CAPABILITY:
         needed = ".".join(map(str, MIN_CAPABILITY))
         return f"compute capability {device.compute_capability}, the kernel needs {needed}"
     return None

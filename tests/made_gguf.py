@@ -115,7 +115,7 @@ def write(
     for name, x in tensors.items():
         if raw is not None and name in raw:
             continue
-        kind = projections if name.split(".")[2] in PROJECTIONS else Type.F32
+        kind = projections if name.split(".")[-2] in PROJECTIONS else Type.F32
         x = np.ascontiguousarray(x)
         if kind in (Type.F32, Type.F16):
             writer.add_tensor(name, x.astype(NUMPY[kind]))

@@ -53,9 +53,12 @@ def test_every_chunk_size(chunk_size: int) -> None:
     assert_right(draw(150, B=2), chunk_size)
 
 
-@pytest.mark.parametrize(("cut", "chunk_size"), [(1, 64), (63, 64), (64, 64), (65, 16), (99, 32)])
-def test_split_anywhere_and_go_on(cut: int, chunk_size: int) -> None:
-    whole = draw(100)
+@pytest.mark.parametrize(
+    ("T", "cut", "chunk_size"),
+    [(128, 1, 64), (128, 63, 64), (128, 64, 64), (130, 65, 16), (198, 99, 32)],
+)
+def test_split_anywhere_and_go_on(T: int, cut: int, chunk_size: int) -> None:
+    whole = draw(T)
     o, S = chunked(**whole, chunk_size=chunk_size)
     first = {n: x[:, :cut] if n in NAMES else x for n, x in whole.items()}
     rest = {n: x[:, cut:] if n in NAMES else x for n, x in whole.items()}
@@ -108,8 +111,8 @@ def test_correlated_queries_and_keys_over_8192_tokens() -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_no_writing_and_full_writing(beta: float) -> None:
-    weak = -np.exp(np.random.default_rng(0).uniform(-9, -2, (1, 70, HV)))
-    drawn = draw(70, beta=np.full((1, 70, HV), beta), g=weak)
+    weak = -np.exp(np.random.default_rng(0).uniform(-9, -2, (1, 65, HV)))
+    drawn = draw(65, beta=np.full((1, 65, HV), beta), g=weak)
     assert_right(drawn)
     if not beta:
         _, S = chunked(**drawn)
@@ -133,7 +136,8 @@ def packed(lengths: list[int], seed: int = 0) -> tuple[dict[str, np.ndarray], np
 
 
 def assert_packed(drawn: dict[str, np.ndarray], cu: np.ndarray, chunk_size: int) -> None:
-    o, S = chunked(**drawn, cu_seqlens=jnp.asarray(cu), chunk_size=chunk_size)
+    out = chunked(**drawn, cu_seqlens=jnp.asarray(cu), chunk_size=chunk_size)
+    o, S = map(np.asarray, out)
     for i, (start, end) in enumerate(itertools.pairwise(cu)):
         if start == end:
             assert_same_bits(S[i], drawn["initial_state"][i])
@@ -200,28 +204,36 @@ def loss(rule: Any, drawn: dict[str, jax.Array]) -> jax.Array:
     return jnp.sum(jnp.sin(o)) + jnp.sum(S * S)
 
 
+in_chunks = functools.partial(gdn.chunk_gated_delta_rule, chunk_size=16)
+gradients = [
+    jax.jit(jax.grad(functools.partial(loss, rule)))
+    for rule in (in_chunks, gdn.recurrent_gated_delta_rule)
+]
+
+
 @pytest.mark.parametrize(
     "case", ["drawn", "zero keys", "strong decay", "beta 0", "beta 1", "packed"]
 )
 def test_gradients_are_those_of_the_recurrent_form(case: str) -> None:
     T = 40
-    drawn, cu = draw(T), None
+    drawn = draw(T)
     if case == "zero keys":
         drawn["k"][:, ::3] = 0
     elif case == "strong decay":
         drawn["g"][:] = np.where(np.arange(T) % 7, -0.01, -200.0)[None, :, None]
     elif case.startswith("beta"):
         drawn["beta"][:] = float(case[-1])
-    ours = functools.partial(gdn.chunk_gated_delta_rule, chunk_size=16)
-    theirs = gdn.recurrent_gated_delta_rule
     if case == "packed":
         drawn, cu = packed([17, 0, 23])
-        ours = functools.partial(ours, cu_seqlens=jnp.asarray(cu))
-        theirs = functools.partial(one_by_one, cu)
+        pair = (
+            functools.partial(in_chunks, cu_seqlens=jnp.asarray(cu)),
+            functools.partial(one_by_one, cu),
+        )
+        runs = [jax.jit(jax.grad(functools.partial(loss, rule))) for rule in pair]
+    else:
+        runs = gradients
     drawn = jax.tree.map(jnp.asarray, drawn)
-    found, wanted = (
-        jax.jit(jax.grad(functools.partial(loss, rule)))(drawn) for rule in (ours, theirs)
-    )
+    found, wanted = (run(drawn) for run in runs)
     for name, x in found.items():
         assert_close(x, np.asarray(wanted[name]), 2e-5, name)
 

@@ -150,7 +150,10 @@ def test_bad_input_is_one_line_and_status_2(
     assert "Traceback" not in printed.err + printed.out
 
 
-@pytest.mark.parametrize("command", [[], ["verify"], ["info"], ["oracle"], ["oracle", "export"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["verify"], ["info"], ["oracle"], ["oracle", "export"], ["generate"], ["perplexity"]],
+)
 def test_help_everywhere(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*command, "--help") == 0
     assert "Usage: gdn-jax" in capsys.readouterr().out

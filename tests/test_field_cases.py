@@ -11,7 +11,6 @@ import pytest
 import gdn_jax as gdn
 from gdn_jax.speculation import SCHEMES
 from tests.sequences import (
-    BANK,
     CFG,
     IDLE,
     LAYER,
@@ -103,7 +102,7 @@ def test_the_state_is_float32_whatever_the_weights_are_and_nothing_else_is_taken
     params = gdn.init_params(jax.random.key(0), CFG)
     half = jnp.asarray(params.in_proj_qkv, jnp.bfloat16)
     bank = gdn.LayerBank(CFG, 2).preload(LAYER, dataclasses.replace(params, in_proj_qkv=half))
-    y, after = bank.step_slots(pool, LAYER, VOCABULARY[:B], slots)
+    y, after = jax.jit(bank.step_slots, static_argnums=1)(pool, LAYER, VOCABULARY[:B], slots)
     assert {x.dtype for x in (y, after.S, after.conv_hist)} == {jnp.dtype("float32")}
     rounded = dataclasses.replace(pool, S=pool.S.astype(jnp.bfloat16))
     assert_refused(
@@ -152,7 +151,7 @@ def test_every_row_is_committed_by_its_own_count(scheme: str) -> None:
         x = VOCABULARY[jnp.asarray(row)]
         for t in range(count):
             together = rows(int(own), IDLE, IDLE)
-            _, alone = BANK.step_slots(alone, LAYER, jnp.stack([x[t]] * 3), together)
+            _, alone = step(alone, jnp.stack([x[t]] * 3), together, together)
         for name in ("S", "conv_hist"):
             found, wanted = getattr(pool, name)[:, slot], getattr(alone, name)[:, own]
             assert_close(found, wanted, 1e-6, f"{name} of {slot}")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import gdn_jax as gdn
+from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
-from gdn_jax.models.forward import logits
+from gdn_jax.models.forward import forward
 from gdn_jax.models.load import load_params
-from gdn_jax.models.params import ModelCache
 from tests.tools import assert_close, assert_refused, assert_same_bits
 
 FOLDER = Path(__file__).parent / "data" / "tiny_qwen35"
@@ -23,12 +23,12 @@ CFG = ModelConfig.from_hf(FOLDER)
 LIMIT = 1e-5
 """transformers' own prefill is as far from its own steps, 9e-6 of the largest logit."""
 
-run = jax.jit(logits, static_argnames="cfg")
+run = jax.jit(forward, static_argnames="cfg")
 
 
 @functools.cache
 def params() -> Any:
-    return load_params(FOLDER, CFG)
+    return load_params(FOLDER, CFG, weights="f32")
 
 
 @functools.cache
@@ -83,7 +83,8 @@ def test_room_that_is_not_used_changes_no_bit() -> None:
     small, large = (run(params(), ModelCache.zeros(CFG, 1, n), ids, CFG)[0] for n in (20, 64))
     assert_close(small, large, 1e-6)
     zeros = ModelCache.zeros(CFG, 1, 64)
-    held = {name: jnp.full_like(getattr(zeros, name), 7.0) for name in ("k", "v")}
+    sevens = tuple(jnp.full_like(k, 7.0) for k in zeros.k)
+    held = {"k": sevens, "v": sevens}
     poisoned = dataclasses.replace(zeros, **held)
     assert_same_bits(run(params(), poisoned, ids, CFG)[0], large)
 

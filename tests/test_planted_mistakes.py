@@ -13,6 +13,7 @@ import gdn_jax as gdn
 from gdn_jax import steps
 from gdn_jax.cli import main
 from gdn_jax.verify import int4
+from tests.tools import forget_programs
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -85,9 +86,9 @@ def scales_of_the_neighbouring_row(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _traced_afresh() -> Iterator[None]:
     """The jitted functions of verify keep what they traced, planted or not."""
-    jax.clear_caches()
+    forget_programs()
     yield
-    jax.clear_caches()
+    forget_programs()
 
 
 @pytest.mark.parametrize(

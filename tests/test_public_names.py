@@ -15,10 +15,12 @@ PUBLIC = [
     "Checkpoint",
     "CheckpointError",
     "ConfigError",
+    "DeviceMemoryError",
     "GDNConfig",
     "GDNError",
     "GDNParams",
     "GDNState",
+    "GenerationError",
     "HFCheckpoint",
     "LayerBank",
     "LayerNotResidentError",
@@ -36,6 +38,7 @@ PUBLIC = [
     "StaleBindingError",
     "StateFileError",
     "StatePool",
+    "TextError",
     "TierConflictError",
     "Trace",
     "UnknownNameError",
@@ -54,6 +57,7 @@ PUBLIC = [
     "load_hf_layer",
     "load_pool",
     "load_state",
+    "models",
     "params_to_kernel",
     "prefill",
     "q4_from_gguf_blocks",
@@ -86,7 +90,7 @@ TIERS = (
 )
 """Modules of the layer, lowest first: none imports from its own tier or from a higher one."""
 
-TOP = {"verify", "bench", "info", "cli", "environment", "__main__"}
+TOP = {"verify", "bench", "commands", "info", "cli", "environment", "__main__"}
 """What stands on the layer: nothing below imports it."""
 
 ROOT = Path(gdn_jax.__file__).parent

@@ -56,6 +56,13 @@ def test_q4_0_over_many_groups_and_blocks_of_rows():
     assert_gguf_bits(x)
 
 
+@pytest.mark.parametrize("rule", list(quantize.RULES))
+def test_transposed_memory_gives_the_same_bits(rule: str):
+    for K in (32, 96):
+        x = normal(1, 40, K)
+        assert_same_bits(gdn.quantize_q4(np.asfortranarray(x), rule), gdn.quantize_q4(x, rule))
+
+
 def test_the_rule_on_one_group():
     x = np.zeros((1, 32), np.float32)
     x[0, :5] = [4.0, -2.0, 0.25, -4.0, 0.24]

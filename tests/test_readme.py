@@ -12,12 +12,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict[str, object] = {}
     exec("\n".join(blocks), names)
     assert (tmp_path / "state.safetensors").is_file()
     assert names["y"].shape == (1, 64)  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(names["found"].tokens) == 16  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_the_measured_table_is_up_to_date() -> None:

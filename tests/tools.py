@@ -1,6 +1,7 @@
 """What the tests share: tolerances, comparisons, and functions compiled once for all modules."""
 
 import re
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,15 @@ decode = jax.jit(gdn.decode, static_argnames=("cfg", "backend"))
 trace_step = jax.jit(gdn.trace_step, static_argnames=("cfg", "backend"))
 delta_rule = jax.jit(gdn.recurrent_gated_delta_rule, static_argnames=("use_qk_l2norm", "backend"))
 causal_conv1d = jax.jit(gdn.causal_conv1d)
+
+
+def forget_programs() -> None:
+    """Trace anew what modules of the package jitted; ``jax.clear_caches`` would drop far more."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "gdn_jax":
+            for jitted in vars(module).values():
+                if hasattr(jitted, "clear_cache"):
+                    jitted.clear_cache()
 
 
 def max_rel(out: Any, ref: Any) -> float:

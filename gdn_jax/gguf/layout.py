@@ -72,8 +72,15 @@ class Place:
 
     def gather(self, x: np.ndarray) -> np.ndarray:
         """The field, from the tensor [N, ..], a copy."""
-        field = x[self.rows]
+        return self.columns(x[self.rows])
+
+    def columns(self, field: np.ndarray) -> np.ndarray:
+        """The field, from its rows as they lie in the file."""
         return field if self.heads is None else _by_head(field, self.heads)
+
+    def part(self, first: int, last: int) -> "Place":
+        """Where rows of the field lie."""
+        return dataclasses.replace(self, rows=self.rows[first:last])
 
     def scatter(self, field: np.ndarray, x: np.ndarray) -> None:
         """Inverse of :meth:`gather`: put the field where it lies in the tensor [N, ..]."""

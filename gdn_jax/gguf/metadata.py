@@ -1,7 +1,8 @@
 """The key-value pairs of a GGUF file: the sizes and the kinds of a model's layers."""
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import gguf
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from gdn_jax.checkpoint import FULL, LINEAR
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import CheckpointError, ConfigError
+from gdn_jax.gguf import layout
 
 RECURRENT_LAYERS = "{arch}.attention.recurrent_layers"
 """A boolean for every block, over the interval; the gguf package has no name for it."""
@@ -22,6 +24,38 @@ class Metadata:
 
     def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
         self.path, self.reader, self.arch = path, reader, ""
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Read the header; no tensor is touched.
+
+        Raises:
+            CheckpointError: no such file, not a GGUF file, truncated, big-endian or a part of a
+                split one; another architecture.
+        """
+        path = Path(path)
+        try:
+            reader = gguf.GGUFReader(path)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: no such file; needed a GGUF file") from None
+        except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
+            raise CheckpointError(
+                f"{path}: truncated or not a GGUF file ({' '.join(str(error).split())})"
+            ) from None
+        if reader.byte_order != "I":
+            raise CheckpointError(f"{path}: written big-endian; needed a little-endian GGUF file")
+        meta = cls(path, reader)
+        parts = meta.integer(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, 1)
+        if parts != 1:
+            raise CheckpointError(
+                f"{path}: one of {parts} parts of a split file; needed the whole, merged with "
+                "`llama-gguf-split --merge`"
+            )
+        meta.arch = meta.get(gguf.Keys.General.ARCHITECTURE)
+        if meta.arch not in layout.TILED:
+            known = ", ".join(layout.TILED)
+            raise CheckpointError(f"{path}: architecture is {meta.arch!r}; needed one of {known}")
+        return meta
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value, which must be there when ``default`` is None."""
@@ -64,10 +98,14 @@ class Metadata:
         except ConfigError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
 
+    def predicting_layers(self) -> int:
+        """How many blocks, at the end, predict further tokens."""
+        return self.integer(gguf.Keys.LLM.NEXTN_PREDICT_LAYERS, 0, least=0)
+
     def layer_types(self) -> tuple[str, ...]:
         """Of every block; those for predicting further tokens, at the end, are full attention."""
         count = self.integer(gguf.Keys.LLM.BLOCK_COUNT)
-        trunk = count - self.integer(gguf.Keys.LLM.NEXTN_PREDICT_LAYERS, 0, least=0)
+        trunk = count - self.predicting_layers()
         interval = self.integer(gguf.Keys.LLM.FULL_ATTENTION_INTERVAL, _DEFAULT_INTERVAL)
         regular = [(i + 1) % interval != 0 for i in range(count)]
         recurrent = self.get(RECURRENT_LAYERS, regular)

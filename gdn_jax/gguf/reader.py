@@ -19,7 +19,7 @@ from gdn_jax.gguf import layout
 from gdn_jax.gguf.metadata import Metadata
 from gdn_jax.params import LARGE, GDNParams
 from gdn_jax.quant.codecs import BLOCK_BYTES, q4_from_gguf_blocks
-from gdn_jax.quant.q4array import GROUP
+from gdn_jax.quant.q4array import GROUP, Q4Array
 
 Type = gguf.GGMLQuantizationType
 TYPES = (Type.Q4_0, Type.Q8_0, Type.F16, Type.BF16, Type.F32)
@@ -52,32 +52,13 @@ class GGUFFile:
             CheckpointError: no such file, not a GGUF file, truncated, big-endian or a part of a
                 split one; another architecture; metadata missing or out of range.
         """
-        path = Path(path)
-        try:
-            reader = gguf.GGUFReader(path)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path}: no such file; needed a GGUF file") from None
-        except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
-            raise CheckpointError(
-                f"{path}: truncated or not a GGUF file ({' '.join(str(error).split())})"
-            ) from None
-        if reader.byte_order != "I":
-            raise CheckpointError(f"{path}: written big-endian; needed a little-endian GGUF file")
-        meta = Metadata(path, reader)
-        parts = meta.integer(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, 1)
-        if parts != 1:
-            raise CheckpointError(
-                f"{path}: one of {parts} parts of a split file; needed the whole, merged with "
-                "`llama-gguf-split --merge`"
-            )
-        meta.arch = architecture = meta.get(gguf.Keys.General.ARCHITECTURE)
-        if architecture not in layout.TILED:
-            known = ", ".join(layout.TILED)
-            raise CheckpointError(
-                f"{path}: architecture is {architecture!r}; needed one of {known}"
-            )
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
-        return cls(path, meta.config(), architecture, meta.layer_types(), tensors)
+        return cls.of(Metadata.open(path))
+
+    @classmethod
+    def of(cls, meta: Metadata) -> Self:
+        """The file of this header; errors as :meth:`open`."""
+        tensors = {tensor.name: tensor for tensor in meta.reader.tensors}
+        return cls(meta.path, meta.config(), meta.arch, meta.layer_types(), tensors)
 
     @property
     def linear_layers(self) -> tuple[int, ...]:
@@ -110,9 +91,9 @@ class GGUFFile:
         large = field in LARGE
         tensor = self._checked(name, shape)
         if large and tensor.tensor_type == Type.Q4_0:
-            return self._q4(tensor, place)
+            return q4_array(self.path, tensor, place, self.cfg.head_v_dim)
         x = place.gather(self._floats(tensor, large))
-        return jnp.asarray(x if field != "A_log" else self._A_log(name, x, place))
+        return jnp.asarray(x if field != "A_log" else self.a_log(name, x, place))
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> gguf.ReaderTensor:
         tensor = self.tensors[name]
@@ -140,22 +121,7 @@ class GGUFFile:
         check_finite(str(self.path), tensor.name, x, CheckpointError)
         return x
 
-    def _q4(self, tensor: gguf.ReaderTensor, place: layout.Place) -> Any:
-        N = tensor.data.shape[0]
-        blocks = np.asarray(tensor.data).reshape(N, -1, BLOCK_BYTES)
-        if place.heads is not None and blocks.shape[1] % len(place.heads):
-            V = self.cfg.head_v_dim
-            raise CheckpointError(
-                f"{self.path}: tensor {tensor.name} is Q4_0 with tiled heads of {V} columns; "
-                f"needed a multiple of {GROUP}, so that a group lies in one head: {_WAY_ROUND}"
-            )
-        scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0]
-        check_finite(str(self.path), f"{tensor.name} scale", scales, CheckpointError)
-        blocks = place.gather(blocks)
-        N, groups = blocks.shape[:2]
-        return q4_from_gguf_blocks(blocks.reshape(N, -1), (N, GROUP * groups))
-
-    def _A_log(self, name: str, ssm_a: np.ndarray, place: layout.Place) -> np.ndarray:
+    def a_log(self, name: str, ssm_a: np.ndarray, place: layout.Place) -> np.ndarray:
         """A_log of ``-exp(A_log)``, from the file itself where that holds it too."""
         if (ssm_a >= 0).any():
             raise CheckpointError(
@@ -185,6 +151,26 @@ class GGUFFile:
         if faults:
             what = f"a {self.architecture} layer has {', '.join(names)}"
             raise CheckpointError(f"{self.path}: {', '.join(faults)}; {what}")
+
+
+def q4_array(
+    path: Path, tensor: gguf.ReaderTensor, place: layout.Place, head_v_dim: int
+) -> Q4Array:
+    """The rows and heads at ``place`` of a Q4_0 tensor, with the file's own bits.
+
+    Raises:
+        CheckpointError: a scale that is not finite, or heads that tear a group of columns apart.
+    """
+    blocks = np.asarray(tensor.data)[place.rows].reshape(len(place.rows), -1, BLOCK_BYTES)
+    if place.heads is not None and blocks.shape[1] % len(place.heads):
+        raise CheckpointError(
+            f"{path}: tensor {tensor.name} is Q4_0 with tiled heads of {head_v_dim} columns; "
+            f"needed a multiple of {GROUP}, so that a group lies in one head: {_WAY_ROUND}"
+        )
+    scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0]
+    check_finite(str(path), f"{tensor.name} scale", scales, CheckpointError)
+    N, groups = blocks.shape[:2]
+    return q4_from_gguf_blocks(place.columns(blocks).reshape(N, -1), (N, GROUP * groups))
 
 
 def load_gguf_layer(path: str | os.PathLike[str], layer: int) -> GDNParams:

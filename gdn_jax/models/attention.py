@@ -1,12 +1,17 @@
 """Gated full attention with rotary positions over a preallocated cache."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams
-from gdn_jax.projection import project, rsqrt
+from gdn_jax.models.route import Route, products
+from gdn_jax.projection import rsqrt
 from gdn_jax.types import Array
 
 
@@ -22,7 +27,7 @@ def rotate(x: Array, positions: Array, cfg: ModelConfig) -> Array:
     positions int32 [B, T].
     """
     R = cfg.rotary_dim
-    frequencies = cfg.rope_theta ** (-jnp.arange(0, R, 2, dtype=jnp.float32) / R)
+    frequencies = (cfg.rope_theta ** (-np.arange(0, R, 2) / R)).astype(np.float32)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies[None, None, None]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     a, b, rest = jnp.split(x, (R // 2, R), axis=-1)
@@ -36,31 +41,111 @@ def attend(
     v_cache: Array,
     start: Array,
     cfg: ModelConfig,
+    *,
+    route: Route,
+    residual: Array,
+    lengths: Array | None = None,
+    reach: int | None = None,
+    fresh: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Tokens ``start`` to ``start + T - 1`` of each row, after all that the cache has of it.
 
-    ``softmax(q·k / sqrt(A))·v · sigmoid(gate)``, projected: x [B, T, D] -> [B, T, D], and the
-    caches [B, N, G, A] with the tokens' keys and values in their places. start int32 [B].
+    ``residual + Wo·(softmax(q·k / sqrt(A))·v · sigmoid(gate))``: x [B, T, D] -> [B, T, D], and the
+    caches [B, G, N, A] with the tokens' keys and values in their places.
+
+    Args:
+        params: of the layer.
+        x, residual: float32.
+        k_cache, v_cache: of the same type; float32 is computed in float32, bfloat16 as such.
+        start: int32 [B], how many tokens the cache has.
+        cfg: static.
+        route: static.
+        lengths: int32 [B], as for :func:`gdn_jax.models.forward.forward`; all T by default.
+        reach: static; no row sees the cache from this place on. All N by default.
+        fresh: static; the caller knows that ``start`` is 0 in every row.
     """
     B, T, _ = x.shape
     A, H, G = cfg.head_dim, cfg.num_attention_heads, cfg.num_key_value_heads
-    q, gate = jnp.split(project(x, params.q_proj).reshape(B, T, H, 2 * A), 2, axis=-1)
-    k, v = (project(x, w).reshape(B, T, G, A) for w in (params.k_proj, params.v_proj))
+    q, k, v = products(x, params.q_proj, params.k_proj, params.v_proj, route=route)
+    q, gate = jnp.split(q.reshape(B, T, H, 2 * A), 2, axis=-1)
+    k, v = (new.reshape(B, T, G, A) for new in (k, v))
     positions = start[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
     q = rotate(rms_norm(q, params.q_norm, cfg.norm_eps), positions, cfg)
     k = rotate(rms_norm(k, params.k_norm, cfg.norm_eps), positions, cfg)
-    k_cache, v_cache = (_placed(c, new, start) for c, new in ((k_cache, k), (v_cache, v)))
-    places = jnp.arange(k_cache.shape[1], dtype=jnp.int32)
-    seen = places[None, None] <= positions[..., None]
-    o = jax.nn.dot_product_attention(q, k_cache, v_cache, mask=seen[:, None])
-    o = o * jax.nn.sigmoid(gate)
-    return project(o.reshape(B, T, H * A), params.o_proj), k_cache, v_cache
+    q, k, v = (new.astype(k_cache.dtype) for new in (q, k, v))
+    k_cache, v_cache = (_placed(c, new, start, lengths) for c, new in ((k_cache, k), (v_cache, v)))
+    if fresh:
+        o = _own(q, k, v, route)
+    elif T == 1:
+        o = _step(q, k_cache, v_cache, positions, reach, route)
+    else:
+        o = _after(q, k_cache, v_cache, positions, reach, route)
+    o = (o.astype(jnp.float32) * jax.nn.sigmoid(gate)).reshape(B, T, H * A)
+    (y,) = products(o, params.o_proj, route=route, residual=residual)
+    return y, k_cache, v_cache
 
 
-def _placed(cache: Array, new: Array, start: Array) -> Array:
-    """Row b of ``new`` [B, T, G, A] at ``start[b]`` of the cache."""
+def _own(q: Array, k: Array, v: Array, route: Route) -> Array:
+    """Tokens that see each other alone: as many queries as keys, so every mask is aligned."""
+    return _attention(q, k, v, is_causal=True, implementation=route.attention)
 
-    def row(cache: Array, new: Array, start: Array) -> Array:
-        return lax.dynamic_update_slice_in_dim(cache, new, start, axis=0)
 
-    return jax.vmap(row)(cache, new, start)
+def _after(
+    q: Array, k: Array, v: Array, positions: Array, reach: int | None, route: Route
+) -> Array:
+    """Tokens behind others. cuDNN's causal mask begins at the first key, so a bias says which."""
+    k, v = k[:, :, :reach], v[:, :, :reach]
+    mask = _seen(positions, k.shape[2])
+    if len(k) > 1:
+        mask = jnp.repeat(mask, k.shape[1], axis=0)
+    return _by_heads(q, k, v, mask=mask, implementation=route.attention)
+
+
+def _step(q: Array, k: Array, v: Array, positions: Array, reach: int | None, route: Route) -> Array:
+    """One token a row. cuDNN reads the keys that there are, XLA all below ``reach``."""
+    if route.step_attention == "cudnn":
+        # An idle row at the end of its room would ask for one key more than there are.
+        there = jnp.minimum(positions[:, 0] + 1, k.shape[2])
+        there = jnp.repeat(there, k.shape[1])
+        lengths = {"query_seq_lengths": jnp.ones_like(there), "key_value_seq_lengths": there}
+        return _by_heads(q, k, v, **lengths, implementation="cudnn")
+    return _after(q, k, v, positions, reach, dataclasses.replace(route, attention="xla"))
+
+
+def _seen(positions: Array, keys: int) -> Array:
+    """bool [B, 1, T, keys]."""
+    places = jnp.arange(keys, dtype=jnp.int32)
+    return (places[None, None] <= positions[..., None])[:, None]
+
+
+def _by_heads(q: Array, k: Array, v: Array, **options: Any) -> Array:
+    """q [B, T, H, A] on caches [B, G, S, A]: each key head is a row of its own, with H/G queries.
+
+    So the caches are read where they are; only q and the output change their order.
+    """
+    B, T, H, A = q.shape
+    G, S = k.shape[1:3]
+    q = jnp.moveaxis(q.reshape(B, T, G, H // G, A), 2, 1).reshape(B * G, T, H // G, A)
+    k, v = (x.reshape(B * G, S, 1, A) for x in (k, v))
+    o = _attention(q, k, v, **options).reshape(B, G, T, H // G, A)
+    return jnp.moveaxis(o, 1, 2).reshape(B, T, H, A)
+
+
+def _attention(q: Array, k: Array, v: Array, **options: Any) -> Array:
+    # A float32 dot may else be TF32 on a GPU; the function itself relies on promotion.
+    with jax.default_matmul_precision("float32"), jax.numpy_dtype_promotion("standard"):
+        return jax.nn.dot_product_attention(q, k, v, **options)
+
+
+def _placed(cache: Array, new: Array, start: Array, lengths: Array | None) -> Array:
+    """Row b of ``new`` [B, T, G, A] from ``start[b]`` of the cache [B, G, N, A] on.
+
+    What does not count, or is beyond the room, goes nowhere.
+    """
+    B, T = new.shape[:2]
+    t = jnp.arange(T, dtype=jnp.int32)[None]
+    at = start[:, None] + t
+    if lengths is not None:
+        at = jnp.where(t < lengths[:, None], at, cache.shape[2] + t)
+    rows = jnp.broadcast_to(jnp.arange(B, dtype=jnp.int32)[:, None], (B, T))
+    return cache.at[rows, :, at].set(new, mode="drop", unique_indices=True)

@@ -18,8 +18,15 @@ _SIZES = (
     "head_dim",
 )
 _MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
-_ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attn_output_gate": True}
-"""Settings that have one value here; absent means that value."""
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "output_gate_type": ("swish", "silu"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "attn_output_gate": (True,),
+    "mlp_only_layers": ([],),
+}
+"""Settings that have one meaning here; absent means that too."""
 _WITHOUT_EFFECT = {
     *("architectures", "attention_dropout", "bos_token_id", "cache_implementation", "chunk_size"),
     *("dtype", "eos_token_id", "full_attention_interval", "initializer_range", "layer_types"),
@@ -106,8 +113,8 @@ class ModelConfig:
 
 def _refuse_unknown(origin: str, text: Mapping[str, Any]) -> None:
     for name, needed in _ONLY.items():
-        if text.get(name, needed) != needed:
-            raise ConfigError(f"{origin}: {name} is {text[name]!r}; needed {needed!r}")
+        if name in text and text[name] not in needed:
+            raise ConfigError(f"{origin}: {name} is {text[name]!r}; needed {needed[0]!r}")
     rope = text.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise ConfigError(f"{origin}: rope_type is {rope['rope_type']!r}; needed 'default'")

@@ -1,82 +1,221 @@
 """A model's tokens to logits: the only place where its blocks are composed."""
 
+import functools
 import itertools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from gdn_jax.layer import decode_step, prefill
+from gdn_jax.kernel_layer import KernelLayer
+from gdn_jax.layer import forward as gdn_step
+from gdn_jax.layer import prefill_tokens
 from gdn_jax.models.attention import attend, rms_norm
+from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
-from gdn_jax.models.params import AttentionParams, BlockParams, ModelCache, ModelParams
+from gdn_jax.models.params import AttentionParams, BlockParams, ModelParams
+from gdn_jax.models.route import PLAIN, Route, products, rounded
 from gdn_jax.params import GDNParams
-from gdn_jax.projection import project
+from gdn_jax.projection import Weight
 from gdn_jax.state import GDNState
 from gdn_jax.types import Array
 
 
-def logits(
+class Call(NamedTuple):
+    """What is static in a call: see :func:`forward`."""
+
+    cfg: ModelConfig
+    route: Route = PLAIN
+    reach: int | None = None
+    fresh: bool = False
+    logits: str = "all"
+
+
+def forward(
     params: ModelParams,
     cache: ModelCache,
     tokens: Array,
     cfg: ModelConfig,
     *,
     lengths: Array | None = None,
+    route: Route = PLAIN,
+    reach: int | None = None,
+    fresh: bool = False,
+    logits: str = "all",
 ) -> tuple[Array, ModelCache]:
-    """Logits of every token after those that the cache has, and the cache with them.
+    """Logits of tokens after those that the cache has, and the cache with them.
 
-    One token of each row is a decode step, more are a prefill. Everything is float32; weights may
-    be narrower.
+    One token a row is a decode step, more are a prefill. The residual stream, the states and the
+    logits are float32, weights as they are. Traceable; jit it with the cache donated for an update
+    in place. A token beyond the cache's room is lost without an error: see
+    :func:`gdn_jax.models.cache.check_room`.
 
     Args:
-        params: the weights.
-        cache: of these rows, with room for T more tokens.
+        params: the weights; on the route ``"pallas"`` those of
+            :func:`gdn_jax.models.kernel_weights.to_kernel`.
+        cache: of these rows, with room for their tokens.
         tokens: int32 [B, T].
-        cfg: static.
-        lengths: int32 [B]: how many tokens of a row count; those behind are padding.
+        cfg, route: static.
+        lengths: int32 [B]: how many tokens of a row count; those behind are padding, and a row of
+            none is idle: it reads and writes nothing. All T by default.
+        reach: static; at least the length of every row after this call, so that attention need
+            not look at the rest of the cache. All of it by default.
+        fresh: static; the caller knows that the cache is new, so that attention need not look at
+            it at all.
+        logits: static; ``"all"``, or ``"last"`` for those of every row's last token alone.
 
     Returns:
-        float32 [B, T, vocab], of no meaning for padding, and the new cache.
+        float32 [B, T, vocab], of no meaning for padding, or [B, vocab]; and the new cache.
     """
+    call = Call(cfg, route, reach, fresh, logits)
+    y, cache = _through(_PLAIN, params, cache, tokens, lengths, call)
+    assert y is not None
+    return y, cache
+
+
+def prefill_blocks(
+    params: ModelParams, cache: ModelCache, tokens: Array, lengths: Array | None, call: Call
+) -> tuple[Array | None, ModelCache]:
+    """:func:`forward` with every block a program of its own: two to compile, whatever the depth.
+
+    Not to be traced. The cache is donated. ``call.logits`` may be ``"none"`` too.
+    """
+    return _through(_COMPILED, params, cache, tokens, lengths, call)
+
+
+def _embed(embedding: Array, tokens: Array) -> Array:
+    return embedding[tokens].astype(jnp.float32)
+
+
+def _linear_block(
+    states: GDNState,
+    x: Array,
+    block: BlockParams,
+    index: int | Array,
+    lengths: Array | None,
+    call: Call,
+) -> tuple[GDNState, Array]:
+    """A block whose mixer is layer ``index`` of the states."""
+    cfg, params = call.cfg, block.mixer
+    assert isinstance(params, GDNParams)
+    h = rms_norm(x, block.input_norm, cfg.norm_eps)
+    if x.shape[1] > 1:
+        if call.route.narrow:
+            params = rounded(params)
+        own = jax.tree.map(lambda s: s[index], states)
+        h, own = prefill_tokens(params, own, h, cfg.gdn, lengths)
+        x, states = x + h, jax.tree.map(lambda s, new: s.at[index].set(new), states, own)
+    elif call.route.backend == "pallas":
+        slots = None
+        if lengths is not None:
+            slot = jnp.where(lengths > 0, jnp.arange(len(x), dtype=jnp.int32), -1)
+            slots = slot, slot
+        layer = KernelLayer(params, cfg.gdn)
+        y, states, _ = layer.step(states, index, h[:, 0], slots=slots, residual=x[:, 0])
+        x = y[:, None]
+    else:
+        own = jax.tree.map(lambda s: s[index], states)
+        y, new, _ = gdn_step(params, own, h[:, 0], cfg.gdn)
+        if lengths is not None:
+            new = jax.tree.map(functools.partial(_where_active, lengths), new, own)
+        states = jax.tree.map(lambda s, n: s.at[index].set(n), states, new)
+        # Else the next layer's part is taken from the stack as it was, which a loop then copies.
+        x, states = lax.optimization_barrier((x + y[:, None], states))
+    return states, _mlp(block, x, call)
+
+
+def _where_active(lengths: Array, new: Array, old: Array) -> Array:
+    return jnp.where(lengths.reshape(-1, *[1] * (new.ndim - 1)) > 0, new, old)
+
+
+def _full_block(
+    kv: tuple[Array, Array],
+    x: Array,
+    block: BlockParams,
+    start: Array,
+    lengths: Array | None,
+    call: Call,
+) -> tuple[tuple[Array, Array], Array]:
+    """A block of full attention over its own keys and values."""
+    assert isinstance(block.mixer, AttentionParams)
+    y, k, v = attend(
+        block.mixer,
+        rms_norm(x, block.input_norm, call.cfg.norm_eps),
+        *kv,
+        start,
+        call.cfg,
+        residual=x,
+        route=call.route,
+        lengths=lengths,
+        reach=call.reach,
+        fresh=call.fresh,
+    )
+    return (k, v), _mlp(block, y, call)
+
+
+def _mlp(block: BlockParams, x: Array, call: Call) -> Array:
+    """SwiGLU: ``x + Wdown·(silu(Wgate·h) · Wup·h)``."""
+    h = rms_norm(x, block.mlp_norm, call.cfg.norm_eps)
+    gate, up = products(h, block.gate_proj, block.up_proj, route=call.route)
+    h = jax.nn.silu(gate) * up
+    (y,) = products(h, block.down_proj, route=call.route, residual=x)
+    return y
+
+
+def _head(norm: Array, head: Weight, x: Array, lengths: Array | None, call: Call) -> Array:
+    """Logits [B, T, vocab], or [B, vocab] of the last token."""
+    if call.logits == "last":
+        if lengths is None:
+            x = x[:, -1:]
+        else:
+            at = jnp.maximum(lengths - 1, 0)[:, None, None]
+            x = jnp.take_along_axis(x, at, axis=1)
+    (y,) = products(rms_norm(x, norm, call.cfg.norm_eps), head, route=call.route)
+    return y[:, 0] if call.logits == "last" else y
+
+
+class _Parts(NamedTuple):
+    """The functions that a model is made of."""
+
+    embed: Any
+    linear: Any
+    full: Any
+    head: Any
+
+
+_PLAIN = _Parts(_embed, _linear_block, _full_block, _head)
+_COMPILED = _Parts(
+    jax.jit(_embed),
+    jax.jit(_linear_block, static_argnames="call", donate_argnums=(0, 1)),
+    jax.jit(_full_block, static_argnames="call", donate_argnums=(0, 1)),
+    jax.jit(_head, static_argnames="call"),
+)
+
+
+def _through(
+    parts: _Parts,
+    params: ModelParams,
+    cache: ModelCache,
+    tokens: Array,
+    lengths: Array | None,
+    call: Call,
+) -> tuple[Array | None, ModelCache]:
     B, T = tokens.shape
-    x = params.embedding[tokens].astype(jnp.float32)
-    states, keys, values = cache.states, cache.k, cache.v
+    x = parts.embed(params.embedding, tokens)
+    states, k, v = cache.states, list(cache.k), list(cache.v)
     linear, full = itertools.count(), itertools.count()
+    # Only attention depends on the cache's length: no other program is compiled anew for it.
+    plain = call._replace(reach=None, fresh=False)
     for block in params.blocks:
-        h = rms_norm(x, block.input_norm, cfg.norm_eps)
         if isinstance(block.mixer, AttentionParams):
             i = next(full)
-            h, k, v = attend(block.mixer, h, keys[i], values[i], cache.length, cfg)
-            keys, values = keys.at[i].set(k), values.at[i].set(v)
+            (k[i], v[i]), x = parts.full((k[i], v[i]), x, block, cache.length, lengths, call)
         else:
-            h, states = _linear(block.mixer, states, next(linear), h, cfg, lengths)
-        x = x + h
-        x = x + _mlp(block, rms_norm(x, block.mlp_norm, cfg.norm_eps))
+            states, x = parts.linear(states, x, block, next(linear), lengths, plain)
     head = params.embedding if params.head is None else params.head
-    y = project(rms_norm(x, params.norm, cfg.norm_eps), head)
+    y = None
+    if call.logits != "none":
+        y = parts.head(params.norm, head, x, lengths, plain)
     length = cache.length + (jnp.full(B, T, jnp.int32) if lengths is None else lengths)
-    return y, ModelCache(states, keys, values, length)
-
-
-def _linear(
-    params: GDNParams,
-    states: GDNState,
-    layer: int,
-    x: Array,
-    cfg: ModelConfig,
-    lengths: Array | None,
-) -> tuple[Array, GDNState]:
-    own = jax.tree.map(lambda s: s[layer], states)
-    if x.shape[1] == 1 and lengths is None:
-        y, own = decode_step(params, own, x[:, 0], cfg.gdn)
-        y = y[:, None]
-    else:
-        y, own = prefill(params, own, x, cfg.gdn, lengths=lengths)
-    return y, jax.tree.map(lambda s, new: s.at[layer].set(new), states, own)
-
-
-def _mlp(block: BlockParams, x: Array) -> Array:
-    """SwiGLU: ``Wdown·(silu(Wgate·x) · Wup·x)``."""
-    return project(
-        jax.nn.silu(project(x, block.gate_proj)) * project(x, block.up_proj), block.down_proj
-    )
+    return y, ModelCache(states, tuple(k), tuple(v), length)

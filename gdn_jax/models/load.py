@@ -1,61 +1,106 @@
-"""A model's weights from a Hugging Face directory, tensor by tensor."""
+"""A model's weights from a Hugging Face directory or a GGUF file, tensor by tensor."""
 
+import dataclasses
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-import jax.numpy as jnp
-import numpy as np
-
-from gdn_jax.checkpoint import LINEAR, load_hf_layer
 from gdn_jax.errors import CheckpointError
 from gdn_jax.models.config import ModelConfig
-from gdn_jax.models.params import AttentionParams, BlockParams, ModelParams
-from gdn_jax.tensor_files import TensorFiles
-from gdn_jax.types import Array
+from gdn_jax.models.gguf_files import GGUFModel
+from gdn_jax.models.hf_files import HFModel
+from gdn_jax.models.memory import check_fits
+from gdn_jax.models.params import ModelParams
+from gdn_jax.models.stored import to_device
+from gdn_jax.models.weights import Weight, assemble, check_weights, weight_table
 
-_PREFIXES = ("model.language_model.", "model.")
+Progress = Callable[[str, int, int], None]
+_LOG = logging.getLogger(__name__)
+_ADVICE = {
+    "f32": "weights 'bf16' or 'q4'",
+    "bf16": "weights 'q4', a smaller model, or a device with more memory",
+    "q4": "a smaller model, or a device with more memory",
+}
 
 
-def load_params(checkpoint_dir: str | os.PathLike[str], cfg: ModelConfig) -> ModelParams:
-    """All weights in float32.
+def config_of(source: str | os.PathLike[str]) -> ModelConfig:
+    """The sizes of a model: of a Hugging Face directory, or of a GGUF file's metadata.
 
     Raises:
-        CheckpointError: tensors missing or of another shape, or files that cannot be read.
+        CheckpointError: no such directory or file, or weights that are not read.
+        ConfigError: another architecture, or settings that are not known.
     """
-    files = TensorFiles.open(Path(checkpoint_dir))
-    D, F = cfg.hidden_size, cfg.intermediate_size
-    H, G, A = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
-    prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in files.places), None)
-    if prefix is None:
-        raise CheckpointError(f"{files.source}: no tensor {_PREFIXES[1]}embed_tokens.weight")
+    return _opened(source).cfg
 
-    def read(name: str, *shape: int) -> Array:
-        if name not in files.places:
-            raise CheckpointError(f"{files.source}: no tensor {name}")
-        return jnp.asarray(files.read_as(name, shape, np.dtype(np.float32)))
 
-    def block(i: int, kind: str) -> BlockParams:
-        own = f"{prefix}layers.{i}."
-        if kind == LINEAR:
-            mixer = load_hf_layer(checkpoint_dir, i)
-        else:
-            shapes = {"q_proj": (2 * H * A, D), "k_proj": (G * A, D), "v_proj": (G * A, D)}
-            shapes |= {"o_proj": (D, H * A), "q_norm": (A,), "k_norm": (A,)}
-            mixer = AttentionParams(
-                **{n: read(f"{own}self_attn.{n}.weight", *s) for n, s in shapes.items()}
-            )
-        return BlockParams(
-            read(f"{own}input_layernorm.weight", D),
-            mixer,
-            read(f"{own}post_attention_layernorm.weight", D),
-            read(f"{own}mlp.gate_proj.weight", F, D),
-            read(f"{own}mlp.up_proj.weight", F, D),
-            read(f"{own}mlp.down_proj.weight", D, F),
+def load_params(
+    source: str | os.PathLike[str],
+    cfg: ModelConfig,
+    *,
+    weights: str = "bf16",
+    progress: Progress | None = None,
+    notes: Callable[[str], None] | None = None,
+) -> ModelParams:
+    """All weights of a model on the default device, each converted once.
+
+    First every header is checked, then that the device has room; then tensors are read one after
+    another, a piece of rows at a time, and each is on the device before the next is read. So the
+    host holds one tensor in its new form and a piece of it in the old one.
+
+    Which tensors ``weights`` concerns: :meth:`gdn_jax.models.weights.Weight.held`. Projections and
+    a head of its own are float32, rounded to bfloat16, or quantised by :func:`gdn_jax.quantize_q4`.
+    A head that is the embedding stays as wide as that: both are the same array, and the small
+    models that are built so lose most by an int4 head.
+
+    Projections that a GGUF file holds in Q4_0 keep its blocks bit for bit under ``"q4"`` and
+    ``"bf16"``, and so does a head in Q4_0, then as an array beside the embedding; ``"f32"``
+    dequantises them, exactly. Its other types are dequantised and then go the way of the rest.
+
+    Args:
+        source: a Hugging Face directory, or a GGUF file of the whole model.
+        cfg: what :func:`config_of` says of it.
+        weights: ``"bf16"``, ``"q4"`` or ``"f32"``.
+        progress: called as ``progress(name, bytes_done, bytes_total)`` after each tensor, in bytes
+            of the files.
+        notes: called with a line on what the files hold, what of it is skipped, and what is wider
+            than asked for; None logs it.
+
+    Raises:
+        UnknownNameError: no such ``weights``.
+        CheckpointError: files missing or truncated; all tensors that are missing, unexpected, or
+            of another shape or type; a value that is not finite.
+        QuantizationError: values that int4 cannot hold.
+        DeviceMemoryError: the device has not enough free memory.
+    """
+    check_weights("load_params", weights)
+    table = weight_table(cfg)
+    stored, line = dataclasses.replace(_opened(source), cfg=cfg).find(table)
+    if weights != "f32" and "head" in stored:
+        table["head"] = Weight(table["embedding"].shape, "projection")
+    held = {name: weight.held(weights) for name, weight in table.items()}
+    held |= {name: "q4" for name in held if weights != "f32" and stored[name].int4}
+    needed = sum(weight.nbytes(held[name]) for name, weight in table.items())
+    check_fits(f"{source}, weights {weights}", needed, _ADVICE[weights])
+    wider = [n for n, w in table.items() if w.role == "projection" and weights == "q4" != held[n]]
+    if wider:
+        line += f"; bf16, as their columns are no multiple of 32: {len(wider)}, like {wider[0]}"
+    (notes or _LOG.info)(line)
+    total, done, arrays = sum(stored[name].nbytes for name in table), 0, {}
+    for name, weight in table.items():
+        arrays[name] = to_device(stored[name], weight.shape, held[name])
+        done += stored[name].nbytes
+        if progress:
+            progress(stored[name].name, done, total)
+    return assemble(cfg, arrays)
+
+
+def _opened(source: str | os.PathLike[str]) -> HFModel | GGUFModel:
+    path = Path(source)
+    if path.is_file():
+        return GGUFModel.open(path)
+    if not path.exists():
+        raise CheckpointError(
+            f"{path}: no such directory or file; needed a Hugging Face checkpoint or a GGUF file"
         )
-
-    return ModelParams(
-        read(f"{prefix}embed_tokens.weight", cfg.vocab_size, D),
-        tuple(block(i, kind) for i, kind in enumerate(cfg.layer_types)),
-        read(f"{prefix}norm.weight", D),
-        None if cfg.tied else read("lm_head.weight", cfg.vocab_size, D),
-    )
+    return HFModel.open(path)

@@ -1,14 +1,11 @@
-"""The weights of a model, and the cache that its layers carry from token to token."""
+"""The weights of a model."""
 
 import dataclasses
-from typing import Self
 
 import jax
-import jax.numpy as jnp
 
-from gdn_jax.models.config import ModelConfig
 from gdn_jax.params import GDNParams
-from gdn_jax.state import GDNState, _zeros
+from gdn_jax.projection import Weight
 from gdn_jax.types import Array
 
 
@@ -21,10 +18,10 @@ class AttentionParams:
     [G·A, D]; ``o_proj`` [D, H·A]; ``q_norm``, ``k_norm`` [A].
     """
 
-    q_proj: Array
-    k_proj: Array
-    v_proj: Array
-    o_proj: Array
+    q_proj: Weight
+    k_proj: Weight
+    v_proj: Weight
+    o_proj: Weight
     q_norm: Array
     k_norm: Array
 
@@ -37,9 +34,9 @@ class BlockParams:
     input_norm: Array
     mixer: GDNParams | AttentionParams
     mlp_norm: Array
-    gate_proj: Array
-    up_proj: Array
-    down_proj: Array
+    gate_proj: Weight
+    up_proj: Weight
+    down_proj: Weight
 
 
 @jax.tree_util.register_dataclass
@@ -47,36 +44,17 @@ class BlockParams:
 class ModelParams:
     """``embedding`` [vocab, D], the blocks in order, ``norm`` [D], ``head`` [vocab, D].
 
-    ``head`` is None where it is the embedding.
+    ``head`` is None where it is the embedding. Norms and the small tensors of GDN layers are
+    float32, the embedding is float32 or bfloat16; projections and the head are float32, bfloat16
+    or float16 arrays or int4.
     """
 
     embedding: Array
     blocks: tuple[BlockParams, ...]
     norm: Array
-    head: Array | None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class ModelCache:
-    """What B sequences carry: ``states`` of the linear layers, S [Lg, B, HV, K, V] and conv_hist;
-    ``k``, ``v`` float32 [La, B, N, G, A] of the others, room for N tokens; ``length`` int32 [B].
-    """
-
-    states: GDNState
-    k: Array
-    v: Array
-    length: Array
-
-    @classmethod
-    def zeros(cls, cfg: ModelConfig, batch: int, room: int) -> Self:
-        """For ``batch`` new sequences of up to ``room`` tokens."""
-        states = _zeros("ModelCache.zeros", cfg.gdn, (len(cfg.linear_layers), batch))
-        shape = (len(cfg.full_layers), batch, room, cfg.num_key_value_heads, cfg.head_dim)
-        k, v = jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32)
-        return cls(states, k, v, jnp.zeros(batch, jnp.int32))
+    head: Weight | None
 
     @property
-    def room(self) -> int:
-        """N."""
-        return self.k.shape[2]
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self))

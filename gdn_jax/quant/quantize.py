@@ -65,7 +65,7 @@ def quantize_q4(
     host, rows = np.asarray(array), max(1, _BLOCK // K)
 
     def block(first: int) -> tuple[Integers, Scales]:
-        groups = host[first : first + rows].astype(np.float32).reshape(-1, GROUP)
+        groups = host[first : first + rows].astype(np.float32, order="C").reshape(-1, GROUP)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore", under="ignore"):
             integers, scales = RULES[rule](groups)
         _check_groups(groups, scales, first, K // GROUP)

@@ -205,6 +205,47 @@ _CATALOGUE: dict[str, tuple[str, str, str]] = {
         "rounding does not build up in the state that goes from chunk to chunk",
         "runs of many more tokens",
     ),
+    "model.transformers": (
+        "max_rel, infinite for another choice",
+        "embedding, blocks of either kind, norms and head are those of a real transformers model",
+        "the sizes of other checkpoints (--checkpoint compares one)",
+    ),
+    "model.greedy": (
+        "unequal tokens",
+        "generation is the model's own choice at every step, as transformers makes it",
+        "that a near tie falls the same way in other widths",
+    ),
+    "model.split": (
+        "max_rel",
+        "a prefill goes on from any place, keys, states and positions included",
+        "equal bits: other numbers of tokens sum in another order",
+    ),
+    "model.batch": (
+        "max_rel",
+        "ragged rows of a batch, and a step after them, are what each gives by itself",
+        "equal bits: other batch sizes may sum in another order",
+    ),
+    "model.generate": (
+        "unequal tokens",
+        "several prompts at once give each its own tokens, and one seed the same ones again",
+        "that the tokens are good ones",
+    ),
+    "model.q4": (
+        "max_rel",
+        "the int4 path of a whole model is right: layout, scales and products",
+        "what quantising costs (gdn-jax perplexity shows that), or the kernels of a GPU, which "
+        "the bundled sizes are too small for",
+    ),
+    "model.layers": (
+        "max_rel of a part",
+        "every layer of this checkpoint is that of transformers, and which departs first",
+        "how errors add up from layer to layer (model.logits shows that)",
+    ),
+    "model.logits": (
+        "max_rel",
+        "nothing is lost between the layers of this checkpoint",
+        "accuracy to the last bits: layers amplify what the ones before them left",
+    ),
 }
 
 

@@ -31,6 +31,14 @@ preset_option = click.option(
 html_option = click.option(
     "--html", "html_file", metavar="FILE", callback=writable, help="Write a report page."
 )
+python_option = click.option(
+    "--oracle-python",
+    metavar="PYTHON",
+    help="Interpreter that has torch and transformers, where this one has not.",
+)
+tokens_option = click.option(
+    "--tokens", type=click.IntRange(min=1), default=5, show_default=True, help="Tokens to run."
+)
 
 
 def finish(

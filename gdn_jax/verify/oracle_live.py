@@ -96,7 +96,10 @@ def compute_oracle(
     xs = np.array(xs, np.float32, order="C")
 
     request = {"architecture": architecture, "config": json.dumps(dataclasses.asdict(cfg))}
-    entries, versions = _run(where, _interpreter(where, python), host | {"xs": xs}, request)
+    script = transformers_forward.__file__
+    entries, versions = run_script(
+        where, interpreter(where, python), host | {"xs": xs}, request, script
+    )
     live = {ONE_SHOT + name: trace_shapes(cfg)[name] for name in _FINAL}
     check_tensors(where, entries | {"xs": xs}, oracle_shapes(cfg, len(xs)) | live)
     trace = {name: entries[name] for name in trace_shapes(cfg)}
@@ -112,7 +115,12 @@ def compute_oracle(
     return Oracle(cfg, architecture, seed, xs, trace, one_shot, provenance, sha256)
 
 
-def _interpreter(where: str, python: str | os.PathLike[str] | None) -> str:
+def interpreter(where: str, python: str | os.PathLike[str] | None) -> str:
+    """The interpreter to use: this one when None, if it has torch and transformers.
+
+    Raises:
+        OracleError: it lacks them, or there is no such interpreter.
+    """
     if python is None:
         lacking = [n for n in ("torch", "transformers") if importlib.util.find_spec(n) is None]
         if lacking:
@@ -126,15 +134,24 @@ def _interpreter(where: str, python: str | os.PathLike[str] | None) -> str:
     return os.fspath(python)
 
 
-def _run(
-    where: str, python: str, tensors: dict[str, np.ndarray], metadata: dict[str, str]
+def run_script(
+    where: str,
+    python: str,
+    tensors: dict[str, np.ndarray],
+    metadata: dict[str, str],
+    script: str,
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Hand the request to the script, copied so that its neighbours hide no module from it."""
+    """Tensors and metadata of the answer of a script that stands alone.
+
+    It is copied, so that its neighbours hide no module from it.
+
+    Raises:
+        OracleError: the script failed, with its last line.
+    """
     with tempfile.TemporaryDirectory(prefix="gdn-jax-oracle-") as folder:
-        script = shutil.copy(transformers_forward.__file__, folder)
         request, result = Path(folder, "request.safetensors"), Path(folder, "result.safetensors")
         save_file(tensors, request, metadata)
-        command = [python, script, request, result]
+        command = [python, shutil.copy(script, folder), request, result]
         try:
             run = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:

@@ -41,6 +41,8 @@ def render(report: Report, out: Console) -> None:
         out.print(_drift(tables["q4_drift"]))
     if "prefill" in tables:
         out.print(_prefill(tables["prefill"]))
+    if "model" in tables:
+        out.print(_model(tables["model"]))
     _checks(report.checks, out)
     render_verdict(report, out)
 
@@ -181,6 +183,15 @@ def _prefill(rows: list[Row]) -> Table:
     for row in rows:
         cells = (number(row[key]) for key in keys)
         made.add_row(row["check"], row["case"], *cells, verdict(row["ok"]))
+    return made
+
+
+def _model(rows: list[Row]) -> Table:
+    title = "Each part on transformers' own input"
+    made = table(title, "part", "kind", "max_rel", "rms_rel", "verdict", right=3)
+    for row in rows:
+        cells = (number(row[key]) for key in ("max_rel", "rms_rel"))
+        made.add_row(row["part"], row["kind"], *cells, verdict(row["ok"]))
     return made
 
 

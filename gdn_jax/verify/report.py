@@ -43,7 +43,7 @@ class Report:
         """The JSON form: ``ok``, ``environment``, ``settings``, ``checks``, then each table."""
         checks = [dataclasses.asdict(check) for check in self.checks]
         head = {"ok": self.ok, "environment": self.environment, "settings": self.settings}
-        return _finite(head | {"checks": checks} | self.tables)
+        return finite(head | {"checks": checks} | self.tables)
 
     def write_json(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`as_dict` to a file, atomically, one line a table row."""
@@ -61,12 +61,12 @@ def _lines(value: Any) -> str:
     return "[\n" + ",\n".join(_json(row) for row in value) + "\n]"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no infinity or NaN: they become the strings "inf", "-inf" and "nan"."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -2,7 +2,10 @@
 
     python tests/data/make_tiny_qwen35.py tests/data/tiny_qwen35
 
-``expected.npz`` has 134 token ids and their logits: of the first 70 at once, then one by one.
+``expected.npz`` has 134 token ids and their logits: of the first 70 at once, then one by one; and
+``greedy``, the 64 most likely tokens one after the other behind the first 70; and ``hidden``
+[5, 70, 32], what goes into every layer then and what comes out of the last one.
+make_tiny_tokenizer.py adds a tokenizer.
 """
 
 import sys
@@ -59,8 +62,23 @@ def main(folder: str) -> None:
             cache = out.past_key_values
             out = model(ids[:, t : t + 1], past_key_values=cache, use_cache=True)
             logits.append(out.logits[0])
+        layers, hidden = model.model.layers, []
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, x: hidden.append(x[0])) for layer in layers
+        ]
+        hooks.append(layers[-1].register_forward_hook(lambda _, x, y: hidden.append(y)))
+        out, greedy = model(ids[:, :PROMPT], use_cache=True), []
+        for hook in hooks:
+            hook.remove()
+        for _ in range(PROMPT, TOKENS):
+            greedy.append(out.logits[0, -1].argmax())
+            step = greedy[-1].reshape(1, 1)
+            out = model(step, past_key_values=out.past_key_values, use_cache=True)
+    greedy = torch.stack(greedy).numpy().astype(np.int32)
+    hidden = torch.cat(hidden).numpy()
     ids, logits = ids[0].numpy().astype(np.int32), torch.cat(logits).float().numpy()
-    np.savez(f"{folder}/expected.npz", ids=ids, logits=logits)
+    known = dict(ids=ids, logits=logits, greedy=greedy, hidden=hidden)
+    np.savez_compressed(f"{folder}/expected.npz", **known)
 
 
 if __name__ == "__main__":

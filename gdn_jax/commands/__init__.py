@@ -1,0 +1,1 @@
+"""Commands over whole models: ``gdn-jax generate`` and ``gdn-jax perplexity``."""

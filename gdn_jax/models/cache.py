@@ -1,0 +1,50 @@
+"""What a model carries from token to token: states of its linear layers, keys and values."""
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from gdn_jax.errors import GenerationError
+from gdn_jax.models.config import ModelConfig
+from gdn_jax.state import GDNState, _zeros
+from gdn_jax.types import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelCache:
+    """What B sequences carry, row b in slot b.
+
+    ``states`` of the linear layers are one stack, S float32 [Lg, B, HV, K, V] and conv_hist; ``k``
+    and ``v`` have an array [B, G, N, A] for each of the other layers, room for N tokens; ``length``
+    int32 [B]. A stack of all layers would be copied to read one of them, and an array of tokens
+    before heads to multiply by head.
+
+    A token beyond the room is dropped, never put elsewhere: :meth:`check` finds it before.
+    """
+
+    states: GDNState
+    k: tuple[Array, ...]
+    v: tuple[Array, ...]
+    length: Array
+
+    @classmethod
+    def zeros(cls, cfg: ModelConfig, batch: int, room: int, dtype: Any = jnp.float32) -> Self:
+        """For ``batch`` new sequences of up to ``room`` tokens; ``dtype`` of keys and values."""
+        states = _zeros("ModelCache.zeros", cfg.gdn, (len(cfg.linear_layers), batch))
+        shape = (batch, cfg.num_key_value_heads, room, cfg.head_dim)
+        k, v = (tuple(jnp.zeros(shape, dtype) for _ in cfg.full_layers) for _ in "kv")
+        return cls(states, k, v, jnp.zeros(batch, jnp.int32))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self))
+
+
+def check_room(where: str, needed: int, room: int, what: str) -> None:
+    """Raise GenerationError unless ``needed`` tokens fit into ``room``."""
+    if needed > room:
+        raise GenerationError(f"{where}: {what} needs room for {needed} tokens; there is {room}")

@@ -1,0 +1,233 @@
+"""A model to be used: weights, how they run, and a tokenizer where there is one."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdn_jax.errors import GenerationError
+from gdn_jax.models import steps
+from gdn_jax.models.cache import ModelCache, check_room
+from gdn_jax.models.config import ModelConfig
+from gdn_jax.models.forward import Call, prefill_blocks
+from gdn_jax.models.generate import Generated, OnTokens, Request, generate
+from gdn_jax.models.kernel_weights import to_kernel
+from gdn_jax.models.load import Progress, config_of, load_params
+from gdn_jax.models.out_of_memory import explained
+from gdn_jax.models.params import ModelParams
+from gdn_jax.models.route import Route, weights_of
+from gdn_jax.models.sampling import Sampling
+from gdn_jax.models.tokenizer import Tokenizer
+from gdn_jax.types import Array
+from pallas_kernels import support
+
+ROOM = 256
+"""A cache has room for a multiple of it, unless told otherwise: few sizes to compile for."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """Weights and how they run. Its methods are host-facing: they compile and check.
+
+    ``tokenizer`` is None where the checkpoint has none; ``kv_dtype`` is the type of keys and
+    values: float32 for a float32 model, else bfloat16.
+    """
+
+    params: ModelParams
+    cfg: ModelConfig
+    route: Route
+    kv_dtype: Any
+    tokenizer: Tokenizer | None = None
+
+    @classmethod
+    def of(
+        cls,
+        params: ModelParams,
+        cfg: ModelConfig,
+        *,
+        backend: str | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> Self:
+        """From weights; int4 is laid out for the kernels where they run, and used up by that.
+
+        Raises:
+            UnknownNameError, BackendUnavailableError: as :func:`gdn_jax.decode_step`.
+        """
+        wide = all(getattr(w, "dtype", None) == jnp.float32 for w in weights_of(params))
+        dtype = jnp.float32 if wide else jnp.bfloat16
+        if backend != "xla" and support.unavailable_reason() is None:
+            params = to_kernel(params)
+        return cls(params, cfg, Route.choose(params, cfg, backend, dtype), dtype, tokenizer)
+
+    @property
+    def backend(self) -> str:
+        """What runs a decode step, ``"pallas"`` or ``"xla"``."""
+        return self.route.backend
+
+    def logits(self, tokens: Any) -> Array:
+        """float32 [B, T, vocab] of token ids [B, T], from an empty cache.
+
+        Raises:
+            GenerationError: not whole numbers [B, T] of the vocabulary, or none.
+            DeviceMemoryError: the device has too little memory.
+        """
+        where = "Model.logits"
+        ids = _array(where, "tokens", tokens)
+        if ids.ndim != 2 or ids.size == 0:
+            needed = "needed token ids [B, T], B and T at least 1"
+            raise GenerationError(f"{where}: tokens has shape {ids.shape}; {needed}")
+        prompts = [self._checked(where, f"row {b}", row) for b, row in enumerate(ids)]
+        B, T = ids.shape
+        with self._explained(where, B, T, logits=4 * B * T * self.cfg.vocab_size):
+            cache, parts = self._cache(B, T), []
+            for start, width in steps.pieces_of([T] * B):
+                piece, lengths = steps.padded(prompts, start, width)
+                call = self._call(reach=steps.reach_of(start + width, T), fresh=start == 0)
+                y, cache = prefill_blocks(self.params, cache, piece, lengths, call)
+                assert y is not None
+                parts.append(y[:, : T - start])
+            return jnp.concatenate(parts, axis=1)
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        stop_tokens: Sequence[int] | None = None,
+        stop_strings: Sequence[str] = (),
+        on_tokens: OnTokens | None = None,
+        context: int | None = None,
+    ) -> list[Generated]:
+        """What follows each prompt; all of them run together, each as if it were alone.
+
+        Equal arguments give equal tokens. A row's logits are those of its solo run up to the order
+        of float32 sums (1e-5 of the largest; with bfloat16 products, their rounding), so its
+        tokens are the same unless two are that close; its draws depend on the seed, its place
+        among the prompts and its position alone.
+
+        Args:
+            prompts: token ids, or texts where there is a tokenizer.
+            max_new_tokens: of each row.
+            temperature, top_k, top_p, repetition_penalty, seed: see
+                :class:`gdn_jax.models.sampling.Sampling`.
+            stop_tokens: ids that end a row and are not part of it; the checkpoint's by default.
+            stop_strings: texts that end a row, across tokens too; needs a tokenizer. The tokens
+                go on to the one that completes it, the text ends before it.
+            on_tokens: called with a row's number and its new tokens while the device runs on.
+            context: tokens that a row has room for; what is needed by default.
+
+        Raises:
+            GenerationError: no prompts, an empty one, a token that is not in the vocabulary, text
+                without a tokenizer, a setting out of range, or too little room. Nothing has run.
+            DeviceMemoryError: the device has too little memory.
+        """
+        where = "Model.generate"
+        sampling = Sampling.of(temperature, top_k, top_p, repetition_penalty, seed)
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
+            needed = "needed a whole number from 1 up"
+            raise GenerationError(f"{where}: max_new_tokens is {max_new_tokens!r}; {needed}")
+        if isinstance(prompts, str) or len(prompts) == 0:
+            found = "one text" if isinstance(prompts, str) else "no prompts"
+            raise GenerationError(f"{where}: prompts is {found}; needed a list of at least one")
+        if stop_strings and self.tokenizer is None:
+            raise GenerationError(f"{where}: stop strings need a tokenizer; the model has none")
+        rows = [self._encoded(where, f"prompt {i}", p) for i, p in enumerate(prompts)]
+        if stop_tokens is None:
+            stop_tokens = self.tokenizer.stop_tokens if self.tokenizer else ()
+        room = -(-(max(map(len, rows)) + max_new_tokens) // ROOM) * ROOM
+        if context is not None:
+            room = context
+            for i, row in enumerate(rows):
+                what = f"prompt {i} of {len(row)} tokens with {max_new_tokens} new ones"
+                check_room(where, len(row) + max_new_tokens, room, what)
+        request = Request(
+            prompts=rows,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop_tokens=tuple(int(t) for t in stop_tokens),
+            stop_strings=tuple(stop_strings),
+            room=room,
+            on_tokens=on_tokens,
+        )
+        with self._explained(where, len(rows), room):
+            cache = self._cache(len(rows), room)
+            return generate(self.params, self._call(), cache, request, self.tokenizer)
+
+    def _cache(self, batch: int, room: int) -> ModelCache:
+        return ModelCache.zeros(self.cfg, batch, room, self.kv_dtype)
+
+    def _call(self, **options: Any) -> Call:
+        return Call(self.cfg, self.route, **options)
+
+    def _encoded(self, where: str, name: str, prompt: Any) -> np.ndarray:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise GenerationError(f"{where}: {name} is text; without a tokenizer: token ids")
+            prompt = self.tokenizer.encode(prompt)
+        return self._checked(where, name, _array(where, name, prompt))
+
+    def _checked(self, where: str, name: str, ids: np.ndarray) -> np.ndarray:
+        """int32 [T] of the vocabulary, T at least 1."""
+        if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+            found = f"shape {ids.shape} and dtype {ids.dtype}"
+            raise GenerationError(f"{where}: {name} has {found}; needed a list of token ids")
+        if ids.size == 0:
+            raise GenerationError(f"{where}: {name} is empty; needed at least one token")
+        bad = np.flatnonzero((ids < 0) | (ids >= self.cfg.vocab_size))
+        if bad.size:
+            found = f"{name} has token {ids[bad[0]]} at {bad[0]}"
+            raise GenerationError(f"{where}: {found}; needed 0 to {self.cfg.vocab_size - 1}")
+        return ids.astype(np.int32)
+
+    def _explained(self, where: str, batch: int, room: int, **more: int) -> Any:
+        cache = jax.eval_shape(lambda: self._cache(batch, room))
+        new = {f"cache for {batch} rows of {room} tokens": cache.nbytes} | more
+        advice = "weights='q4', a smaller context, or fewer prompts at once"
+        return explained(where, {"weights": self.params.nbytes}, new, advice)
+
+
+def _array(where: str, name: str, ids: Any) -> np.ndarray:
+    try:
+        return np.asarray(ids)
+    except ValueError:
+        raise GenerationError(f"{where}: {name} has rows of different lengths") from None
+
+
+def load(
+    source: str | os.PathLike[str],
+    weights: str = "bf16",
+    backend: str | None = None,
+    *,
+    progress: Progress | None = None,
+    notes: Callable[[str], None] | None = None,
+) -> Model:
+    """A model from a Hugging Face directory or a GGUF file.
+
+    Args:
+        source: the directory or the file; the tokenizer is that of the directory.
+        weights: ``"bf16"``, ``"q4"`` or ``"f32"``: how large matrices are held; others are
+            float32, see :func:`gdn_jax.models.load.load_params`.
+        backend: of the decode steps; None takes the kernels where they run.
+        progress, notes: as for ``load_params``.
+
+    Raises:
+        CheckpointError, ConfigError: what cannot be loaded, with the reason.
+        TextError: a damaged tokenizer.
+        UnknownNameError, BackendUnavailableError: as :func:`gdn_jax.decode_step`.
+        DeviceMemoryError: the device has too little memory.
+    """
+    cfg = config_of(source)
+    params = load_params(source, cfg, weights=weights, progress=progress, notes=notes)
+    folder = Path(source)
+    tokenizer = Tokenizer.load(folder if folder.is_dir() else folder.parent)
+    return Model.of(params, cfg, backend=backend, tokenizer=tokenizer)

@@ -1,0 +1,131 @@
+"""How a model runs: which kernels, which attention, how wide the products are. Chosen once."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gdn_jax.errors import BackendUnavailableError
+from gdn_jax.kernel_layer import backend_for
+from gdn_jax.models.config import ModelConfig
+from gdn_jax.models.params import AttentionParams, ModelParams
+from gdn_jax.params import GDNParams
+from gdn_jax.projection import Rounded, Weight, project
+from gdn_jax.quant.kernel_layout import Q4Kernel
+from gdn_jax.quant.q4array import Q4Array
+from gdn_jax.types import Array
+from pallas_kernels import float_gemv, joint, q4_gemv, support
+
+CUDNN_WIDTHS = {(8, 0): 128, (9, 0): 256}
+"""Widest heads of cuDNN's attention from a compute capability on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """Static, and the same for every call of a model.
+
+    ``backend``: one token a row runs on the kernels (``"pallas"``) or on XLA. More tokens run on
+    XLA; with ``narrow`` their large products round the operands to bfloat16. ``attention``
+    (``"cudnn"`` or ``"xla"``) is that of many tokens, ``step_attention`` that of one.
+    """
+
+    backend: str = "xla"
+    attention: str = "xla"
+    step_attention: str = "xla"
+    narrow: bool = False
+
+    @classmethod
+    def choose(
+        cls, params: ModelParams, cfg: ModelConfig, backend: str | None, dtype: Any
+    ) -> "Route":
+        """The route of these weights on this device, for keys and values of ``dtype``.
+
+        Raises:
+            UnknownNameError, BackendUnavailableError: as :func:`gdn_jax.decode_step`.
+        """
+        return cls(
+            backend=_backend(params, cfg, backend),
+            attention="xla" if cudnn_reason(cfg.head_dim, dtype) else "cudnn",
+            narrow=dtype == jnp.bfloat16 and jax.devices()[0].platform == "gpu",
+        )
+
+
+PLAIN = Route()
+"""Everything on XLA in float32."""
+
+
+def cudnn_reason(width: int, dtype: Any) -> str | None:
+    """Why ``jax.nn.dot_product_attention`` cannot run on cuDNN here; None when it can."""
+    reason = support.unavailable_reason()
+    if reason:
+        return reason
+    if dtype != jnp.bfloat16:
+        return f"keys are {jnp.dtype(dtype).name}; cuDNN's attention needs bfloat16"
+    capability = support.capability()
+    widest = max(w for since, w in CUDNN_WIDTHS.items() if capability >= since)
+    if width % 8 or width > widest:
+        return f"heads are {width} wide; cuDNN's attention needs a multiple of 8 up to {widest}"
+    return None
+
+
+def _backend(params: ModelParams, cfg: ModelConfig, backend: str | None) -> str:
+    op = "decode_step"
+    chosen = {
+        backend_for(op, block.mixer, cfg.gdn, backend)
+        for block in params.blocks
+        if isinstance(block.mixer, GDNParams)
+    }
+    reason = next(filter(None, map(kernel_reason, weights_of(params))), None)
+    if backend == "pallas" and reason:
+        raise BackendUnavailableError(f"{op} on backend {backend!r}: {reason}; backend='xla' does")
+    return "pallas" if chosen == {"pallas"} and reason is None else "xla"
+
+
+def weights_of(params: ModelParams) -> list[Weight]:
+    """The matrices of a model outside of its linear layers."""
+    found: list[Weight] = [params.embedding if params.head is None else params.head]
+    for block in params.blocks:
+        found += [block.gate_proj, block.up_proj, block.down_proj]
+        if isinstance(block.mixer, AttentionParams):
+            mixer = block.mixer
+            found += [mixer.q_proj, mixer.k_proj, mixer.v_proj, mixer.o_proj]
+    return found
+
+
+def kernel_reason(w: Weight) -> str | None:
+    """Why the kernels cannot multiply with ``w`` as it is; None when they can."""
+    if isinstance(w, Q4Array):
+        return "an int4 matrix is not laid out for the kernels (gdn_jax.to_kernel)"
+    if isinstance(w, Q4Kernel):
+        return q4_gemv.unavailable_reason(*w.shape)
+    return float_gemv.unavailable_reason(*w.shape)
+
+
+def products(
+    x: Array, *weights: Weight, route: Route, residual: Array | None = None
+) -> tuple[Array, ...]:
+    """``w·x (+ residual)`` for every weight: x [B, T, D] -> [B, T, N] each.
+
+    One token a row on the kernels is one launch for all weights.
+    """
+    B, T, D = x.shape
+    if T > 1 or route.backend == "xla":
+        ws = [Rounded(w) if T > 1 and route.narrow else w for w in weights]
+        ys = tuple(project(x, w) for w in ws)
+        return ys if residual is None else tuple(y + residual for y in ys)
+    arrays = [w.blocks if isinstance(w, Q4Kernel) else w for w in weights]
+    rows = x.reshape(B, D)
+    if residual is None:
+        ys = joint.products(rows, *arrays)
+    else:
+        (w,) = arrays
+        gemv = q4_gemv.gemv if isinstance(weights[0], Q4Kernel) else float_gemv.gemv
+        ys = (gemv(rows, w, residual=residual.reshape(B, -1)),)
+    return tuple(y.reshape(B, T, -1) for y in ys)
+
+
+def rounded(params: GDNParams) -> GDNParams:
+    """A linear layer for products of many rows with bfloat16 operands."""
+    large = ("in_proj_qkv", "in_proj_z", "out_proj")
+    return dataclasses.replace(params, **{n: Rounded(getattr(params, n)) for n in large})
