@@ -2,7 +2,7 @@
 
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError, UnknownNameError
-from pallas_kernels import support
+from pallas_kernels import support, tuning
 from pallas_kernels.support import UNKNOWN, Sizes
 
 OPS = (
@@ -15,8 +15,8 @@ OPS = (
     "causal_conv1d",
     "q4_matmul",
 )
-XLA_ONLY = ("prefill", "chunk_gated_delta_rule")
-"""Operators without a GPU kernel."""
+CHUNKED = ("prefill", "chunk_gated_delta_rule")
+"""Operators over chunks of tokens."""
 BACKENDS = ("xla", "pallas")
 
 
@@ -33,8 +33,8 @@ def unavailable_reason(
         raise UnknownNameError(f"no backend {backend!r}; there are {', '.join(BACKENDS)}")
     if backend == "xla":
         return None
-    if op in XLA_ONLY:
-        return "it has no GPU kernel; backend='xla' runs it"
+    if op in CHUNKED and sizes.chunk is None:
+        sizes = sizes._replace(chunk=tuning.CHUNK)
     if cfg is not None:
         sizes = sizes._replace(K=cfg.head_k_dim, V=cfg.head_v_dim, W=cfg.conv_width)
     return support.unavailable_reason(sizes)
@@ -50,6 +50,7 @@ def select_backend(
     W: int | None = None,
     C: int | None = None,
     tokens: int | None = None,
+    chunk: int | None = None,
 ) -> str:
     """The backend that runs ``op``: the named one, or the first available of pallas and xla.
 
@@ -59,13 +60,14 @@ def select_backend(
         backend: a name to insist on; never replaced by another.
         K, V: widths of a key and of a value head, for an operator without ``cfg``.
         W, C: taps and channels of a convolution.
-        tokens: T, where the operator takes many.
+        tokens: T, where the operator takes many one after another.
+        chunk: tokens of a chunk, where the operator takes chunks; 64 by default.
 
     Raises:
         UnknownNameError: no such operator or backend.
         BackendUnavailableError: the named backend cannot run it here, with the reason.
     """
-    sizes = Sizes(K, V, W, C, tokens)
+    sizes = Sizes(K, V, W, C, tokens, chunk)
     if backend is None:
         return "xla" if unavailable_reason(op, cfg, "pallas", sizes) else "pallas"
     reason = unavailable_reason(op, cfg, backend, sizes)

@@ -39,9 +39,11 @@ class Packed(NamedTuple):
     No chunk has tokens of two sequences: ``seq`` [n] is the sequence of a chunk, N where there is
     none, ``tokens`` [n, C] its tokens and ``valid`` [n, C] which of them exist; ``place`` [T] is
     where a token's output lies among those of all chunks, ``known`` [T] whether it is of a
-    sequence. n is ``T // C + N``, as many as there can be.
+    sequence. n is ``T // C + N``, as many as there can be. ``begin`` [N + 1] is the first chunk of
+    each sequence, and where the last one's end.
     """
 
+    begin: Array
     seq: Array
     first: Array
     last: Array
@@ -67,7 +69,7 @@ class Packed(NamedTuple):
         place = begin[of_token] * C + t - cu_seqlens[of_token]
         first = inside & (chunk == begin[own])
         last = inside & (chunk == begin[own + 1] - 1)
-        return cls(jnp.where(inside, seq, N), first, last, tokens, valid, place, known)
+        return cls(begin, jnp.where(inside, seq, N), first, last, tokens, valid, place, known)
 
     def chunks(self, x: Array) -> Array:
         """[1, T, ..] -> [n, 1, C, ..], zeros where there is no token."""

@@ -9,6 +9,7 @@ from jax.core import Tracer
 from gdn_jax import steps
 from gdn_jax.backend import select_backend
 from gdn_jax.checks import FLOATS, check_array
+from gdn_jax.chunk_kernels import chunked_on_kernels, parts_for
 from gdn_jax.chunked import CHUNK_SIZES, Packed, chunked
 from gdn_jax.errors import ShapeError
 from gdn_jax.types import Array, Recurrent
@@ -92,7 +93,11 @@ def chunk_gated_delta_rule(
         cu_seqlens: int32 [N + 1] for N sequences one after another, B = 1: sequence i has the
             tokens ``cu_seqlens[i]`` to ``cu_seqlens[i + 1] - 1``. They do not see each other; an
             empty one keeps its state. Tokens behind the last one give zeros.
-        backend: as there; there is no GPU kernel yet, so None takes xla.
+        backend: None takes pallas on a GPU of compute capability 9.0 for K and V of 64 or 128 and
+            chunks of 64, else xla; a name runs or raises. On pallas bfloat16 q, k and v are
+            multiplied as they are, and so is what is computed on the way, rounded to bfloat16;
+            others as sums of three bfloat16, which have the accuracy of float32. Sums and the
+            state are float32. Under differentiation both run the equations of xla.
 
     Returns:
         o in v's dtype; S of each row, or of each sequence.
@@ -112,12 +117,19 @@ def chunk_gated_delta_rule(
     _check_operands(op, q, k, v, g, beta, initial_state, N)
     B, T, HV, V = v.shape
     K = k.shape[-1]
-    select_backend(op, backend=backend, K=K, V=V)
+    chosen = select_backend(op, backend=backend, K=K, V=V, chunk=chunk_size)
     if initial_state is None:
         initial_state = jnp.zeros((B if N is None else N, HV, K, V), jnp.float32)
-    dtype = v.dtype
+    dtype, parts = v.dtype, parts_for(q, k, v)
     q, k, v, g, beta = _operands(q, k, v, g, beta, use_qk_l2norm)
     with jax.named_scope(op):
+        if chosen == "pallas":
+            if parts == 1:
+                q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
+            cu_seqlens = None if cu_seqlens is None else jnp.asarray(cu_seqlens)
+            factor, S = _factor(scale, K), jnp.asarray(initial_state)
+            o, S = chunked_on_kernels(parts, q, k, v, g, beta, factor, S, cu_seqlens)
+            return o.astype(dtype), S
         packed = None
         if cu_seqlens is not None:
             packed = Packed.of(jnp.asarray(cu_seqlens), T, chunk_size)

@@ -1,5 +1,6 @@
 """One Gated DeltaNet layer: the only place where the seven steps are composed."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +11,19 @@ from jax import lax
 from jax.core import Tracer
 
 from gdn_jax import steps
+from gdn_jax.backend import select_backend
 from gdn_jax.checks import check_array
 from gdn_jax.config import GDNConfig
 from gdn_jax.delta_rule import chunk_gated_delta_rule
-from gdn_jax.errors import ShapeError
+from gdn_jax.errors import ShapeError, UnknownNameError
 from gdn_jax.kernel_layer import KernelLayer, backend_for
-from gdn_jax.params import GDNParams, check_params
+from gdn_jax.params import LARGE, GDNParams, check_params
+from gdn_jax.projection import Rounded
 from gdn_jax.state import GDNState, check_state
 from gdn_jax.trace import Trace
 from gdn_jax.types import Array, Token, Tokens
 
+PRECISIONS = ("float32", "bfloat16")
 Step = Callable[[GDNState, Token], tuple[Token, GDNState, Any]]
 """One token: the output, the new state, and what was read back or None."""
 
@@ -107,6 +111,7 @@ def prefill(
     *,
     lengths: Array | None = None,
     chunk_size: int = 64,
+    precision: str = "float32",
     backend: str | None = None,
 ) -> tuple[Tokens, GDNState]:
     """T tokens of one layer as matrix products: xs [B, T, D] -> ys [B, T, D] and the new state.
@@ -122,18 +127,28 @@ def prefill(
             neither decay nor write, whatever they hold, their outputs are zero, and the history
             ends with the last inputs that count. All T by default.
         chunk_size: 16, 32, 64 or 128.
-        backend: there is no GPU kernel yet, so None takes xla; a name runs or raises.
+        precision: "float32", or "bfloat16" to round to it what is multiplied, in the three large
+            projections and in the rule, with sums and the state in float32.
+        backend: of the rule, as for :func:`gdn_jax.chunk_gated_delta_rule`; projections and the
+            convolution are XLA's.
 
     Raises:
         ShapeError: an argument of the wrong shape, rank or dtype, T = 0, another chunk size, or a
             length beyond 0 to T (unless traced).
+        UnknownNameError: no such precision.
         BackendUnavailableError: the named backend cannot run here.
     """
     op = "prefill"
-    checked_backend(op, params, state, xs, cfg, backend, many=True)
+    _check_operands(op, params, state, xs, cfg, many=True)
+    if precision not in PRECISIONS:
+        legal = ", ".join(PRECISIONS)
+        raise UnknownNameError(f"{op}: no precision {precision!r}; there are {legal}")
+    backend = select_backend(op, cfg, backend=backend, chunk=chunk_size)
     if lengths is not None:
         check_lengths(op, lengths, *xs.shape[:2])
-    return prefill_tokens(params, state, xs, cfg, lengths, chunk_size)
+    return prefill_tokens(
+        params, state, xs, cfg, lengths, chunk_size, precision=precision, backend=backend
+    )
 
 
 def prefill_tokens(
@@ -143,9 +158,15 @@ def prefill_tokens(
     cfg: GDNConfig,
     lengths: Array | None,
     chunk_size: int = 64,
+    *,
+    precision: str,
+    backend: str,
 ) -> tuple[Tokens, GDNState]:
-    """:func:`prefill`, unchecked; a weight may also be a :class:`gdn_jax.projection.Rounded`."""
+    """:func:`prefill`, unchecked."""
     valid = None
+    if precision == "bfloat16":
+        large = {name: Rounded(getattr(params, name)) for name in LARGE}
+        params = dataclasses.replace(params, **large)
     if lengths is not None:
         valid = jnp.arange(xs.shape[1])[None] < jnp.asarray(lengths)[:, None]
         xs = jnp.where(valid[..., None], xs, 0)
@@ -155,9 +176,12 @@ def prefill_tokens(
     xcv, hist = steps.causal_conv_tokens(xc, state.conv_hist, params.conv_weight, lengths)
     q, k, v = steps.split_heads(xcv, cfg)
     q, k = steps.normalise_qk(q, k)
+    if precision == "bfloat16":
+        q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
     on, S = chunk_gated_delta_rule(
-        q, k, v, g, beta, scale=1.0, initial_state=state.S, chunk_size=chunk_size, backend="xla"
+        q, k, v, g, beta, scale=1.0, initial_state=state.S, chunk_size=chunk_size, backend=backend
     )
+    on = on.astype(jnp.float32)
     onn = steps.gated_rms_norm(on, z, params.norm_weight, cfg.norm_eps)
     ys = steps.output_projection(onn, params.out_proj)
     if valid is not None:
@@ -206,6 +230,19 @@ def checked_backend(
     many: bool = False,
 ) -> str:
     """The backend to use, once everything is found to fit."""
+    _check_operands(op, params, state, x, cfg, many=many)
+    return backend_for(op, params, cfg, backend)
+
+
+def _check_operands(
+    op: str,
+    params: GDNParams,
+    state: GDNState,
+    x: Array | np.ndarray,
+    cfg: GDNConfig,
+    *,
+    many: bool,
+) -> None:
     check_params(op, params, cfg)
     check_state(op, state, cfg)
     B, D = ("B", state.S.shape[0]), ("D", cfg.d_model)
@@ -213,4 +250,3 @@ def checked_backend(
     check_array(op, name, x, dims, [jnp.float32])
     if many and x.shape[1] == 0:
         raise ShapeError(f"{op}: xs has shape {x.shape}; needed at least one token, T >= 1")
-    return backend_for(op, params, cfg, backend)

@@ -37,9 +37,9 @@ class SlotSteps:
         """One token of one layer for B sequences of a pool: row b is in slot ``slots[b]``.
 
         A row of slot -1, to read or to write, is idle: it reads and writes nothing and its output
-        is zero. What the others give does not depend on it. Traceable; jit it with the pool donated for an update in
-        place. A row's bits depend on B and the backend, not on what the other rows hold; a
-        batch of its own gives it within 1e-6.
+        is zero. What the others give does not depend on it. Traceable; jit it with the pool donated
+        for an update in place. A row's bits depend on B and the backend, not on what the other rows
+        hold; a batch of its own gives it within 1e-6.
 
         Args:
             pool: of this bank's configuration and number of layers.

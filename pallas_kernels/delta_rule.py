@@ -139,4 +139,5 @@ def delta_rule_decode(
         out[...] = kernel(q, k, v, g, beta, scale[None], state)
 
     S, o = pl.run_state(run)((S, jnp.zeros(v.shape, jnp.float32)))
-    return o, *settled(S)
+    (S,) = settled(S)
+    return o, S

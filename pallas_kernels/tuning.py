@@ -14,6 +14,9 @@ CONV_WIDTHS = (2, 3, 4)
 CHANNELS = 64
 """Channels of the convolution come in multiples of it."""
 
+CHUNK = 64
+"""Tokens of a chunk of the delta rule."""
+
 TILES = (32, 64, 128)
 """Columns of S that a CTA may own."""
 
@@ -44,6 +47,11 @@ def gate_slices(K: int) -> tuple[int, int]:
     work, since while it lasts there are fewer CTAs for the rest.
     """
     return next(n for n in (10, 8, 4, 2, 1) if K % (32 * n) == 0), 2
+
+
+def chunk_stages(parts: int) -> int:
+    """Chunks of the delta rule in shared memory at a time, for values of ``parts`` parts."""
+    return 3 if parts == 1 else 1
 
 
 class Q4Plan(NamedTuple):

@@ -220,7 +220,9 @@ def test_the_loop_ends_with_its_last_row() -> None:
     keep = jnp.asarray([True, True, False])
     call = Call(cfg, reach=256)
     compiled = steps.decode.lower(params, state, keep, sampling, stops, call, 8).compile()
-    assert_updated_in_place(compiled.as_text(), before.cache)
+    text = compiled.as_text()
+    assert text
+    assert_updated_in_place(text, before.cache)
     state, chosen = compiled(params, state, keep, sampling, stops)
     assert (np.asarray(chosen.tokens) >= 0).sum(0).tolist() == [1, 0, 0]
     assert chosen.tokens[0, 0] == ragged()[0].tokens[1]

@@ -138,5 +138,5 @@ def test_what_is_refused() -> None:
     refuse("prefill", "lengths", "B=2", lengths=jnp.asarray([3], jnp.int32))
     refuse("lengths are [ 3 71]", "0 to 70", lengths=jnp.asarray([3, 71], jnp.int32))
     refuse("chunk_size is 48", chunk_size=48)
-    with pytest.raises(gdn.BackendUnavailableError, match="no GPU kernel"):
+    with pytest.raises(gdn.BackendUnavailableError, match="no CUDA GPU"):
         gdn.prefill(PARAMS, state, XS, CFG, backend="pallas")

@@ -17,7 +17,8 @@ from jax import lax
 from gdn_jax import chunked, delta_rule, layer, steps
 from gdn_jax.cli import main
 from gdn_jax.verify import prefill, prefill_rule, prefill_run, subject
-from gdn_jax.verify.prefill import CHECKS, LIMIT
+from gdn_jax.verify.prefill import CHECKS
+from gdn_jax.verify.prefill_run import LIMIT, NARROW_LIMIT
 
 IDS = {f"prefill.{name}" for name in CHECKS}
 
@@ -48,13 +49,15 @@ def test_it_is_green_and_reported(tmp_path: Path) -> None:
     result = json.loads(file.read_text())
     assert result["settings"]["suite"] == "prefill"
     assert "70 tokens" in result["settings"]["transformers"]
-    assert len(IDS) == 9
+    assert len(IDS) == 10
     assert {check["id"] for check in result["checks"]} == IDS
     for check in result["checks"]:
         own = [row for row in result["prefill"] if row["check"] == check["id"]]
         values = [row[part] for row in own for part in prefill_run.PARTS]
         assert check["value"] == max(value for value in values if value is not None)
-        assert 0 < check["value"] <= check["limit"] == LIMIT
+        narrow = check["id"] == "prefill.bfloat16"
+        assert check["limit"] == (NARROW_LIMIT if narrow else LIMIT)
+        assert 0 < check["value"] <= check["limit"]
         assert all(row["ok"] for row in own)
         assert check["id"] in page.read_text()
         assert check["id"] in printed.getvalue()
@@ -234,6 +237,7 @@ def traced_anew() -> Iterator[None]:
         ("padding", steps, "causal_conv_tokens", history_clamped),
         ("chunk_size", delta_rule, "chunked", wrong_in_one_size),
         ("drift8192", chunked, "_through", rounded_between_chunks),
+        ("bfloat16", delta_rule, "_factor", twice),
     ],
 )
 def test_a_mistake_turns_its_check_red(

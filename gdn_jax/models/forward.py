@@ -15,7 +15,7 @@ from gdn_jax.models.attention import attend, rms_norm
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams, BlockParams, ModelParams
-from gdn_jax.models.route import PLAIN, Route, products, rounded
+from gdn_jax.models.route import PLAIN, Route, products
 from gdn_jax.params import GDNParams
 from gdn_jax.projection import Weight
 from gdn_jax.state import GDNState
@@ -101,10 +101,11 @@ def _linear_block(
     assert isinstance(params, GDNParams)
     h = rms_norm(x, block.input_norm, cfg.norm_eps)
     if x.shape[1] > 1:
-        if call.route.narrow:
-            params = rounded(params)
         own = jax.tree.map(lambda s: s[index], states)
-        h, own = prefill_tokens(params, own, h, cfg.gdn, lengths)
+        route = call.route
+        h, own = prefill_tokens(
+            params, own, h, cfg.gdn, lengths, precision=route.precision, backend=route.rule
+        )
         x, states = x + h, jax.tree.map(lambda s, new: s.at[index].set(new), states, own)
     elif call.route.backend == "pallas":
         slots = None

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gdn_jax.backend import select_backend
 from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.kernel_layer import backend_for
 from gdn_jax.models.config import ModelConfig
@@ -26,14 +27,21 @@ class Route:
     """Static, and the same for every call of a model.
 
     ``backend``: one token a row runs on the kernels (``"pallas"``) or on XLA. More tokens run on
-    XLA; with ``narrow`` their large products round the operands to bfloat16. ``attention``
-    (``"cudnn"`` or ``"xla"``) is that of many tokens, ``step_attention`` that of one.
+    XLA but for the delta rule, which ``rule`` runs; with ``narrow`` what is multiplied is rounded
+    to bfloat16. ``attention`` (``"cudnn"`` or ``"xla"``) is that of many tokens,
+    ``step_attention`` that of one.
     """
 
     backend: str = "xla"
+    rule: str = "xla"
     attention: str = "xla"
     step_attention: str = "xla"
     narrow: bool = False
+
+    @property
+    def precision(self) -> str:
+        """Of :func:`gdn_jax.prefill`."""
+        return "bfloat16" if self.narrow else "float32"
 
     @classmethod
     def choose(
@@ -46,6 +54,7 @@ class Route:
         """
         return cls(
             backend=_backend(params, cfg, backend),
+            rule=select_backend("prefill", cfg.gdn, backend="xla" if backend == "xla" else None),
             attention="xla" if cudnn_reason(cfg.head_dim, dtype) else "cudnn",
             narrow=dtype == jnp.bfloat16 and jax.devices()[0].platform == "gpu",
         )
@@ -123,9 +132,3 @@ def products(
         gemv = q4_gemv.gemv if isinstance(weights[0], Q4Kernel) else float_gemv.gemv
         ys = (gemv(rows, w, residual=residual.reshape(B, -1)),)
     return tuple(y.reshape(B, T, -1) for y in ys)
-
-
-def rounded(params: GDNParams) -> GDNParams:
-    """A linear layer for products of many rows with bfloat16 operands."""
-    large = ("in_proj_qkv", "in_proj_z", "out_proj")
-    return dataclasses.replace(params, **{n: Rounded(getattr(params, n)) for n in large})

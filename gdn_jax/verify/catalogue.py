@@ -200,6 +200,11 @@ _CATALOGUE: dict[str, tuple[str, str, str]] = {
         "gates, keys and norms on which chunked forms have failed give their right values",
         "inputs in bfloat16",
     ),
+    "prefill.bfloat16": (
+        "max_rel",
+        "operands in bfloat16 give what their float64 values give, up to roundings to bfloat16",
+        "the accuracy of float32 (the other checks show that)",
+    ),
     "prefill.drift8192": (
         "max_rel of a chunk",
         "rounding does not build up in the state that goes from chunk to chunk",

@@ -8,9 +8,15 @@ import numpy as np
 
 from gdn_jax.state import GDNState
 from gdn_jax.verify.catalogue import check
-from gdn_jax.verify.prefill_rule import adversarial, chunk_size, drift8192, lengths, packed
+from gdn_jax.verify.prefill_rule import (
+    adversarial,
+    bfloat16,
+    chunk_size,
+    drift8192,
+    lengths,
+    packed,
+)
 from gdn_jax.verify.prefill_run import (
-    LIMIT,
     TOKENS,
     Found,
     LayerRun,
@@ -54,7 +60,8 @@ def run(
             continue
         value, where = verdict(rows)
         table += [{"check": f"prefill.{name}", **row} for row in rows]
-        report.checks.append(check(f"prefill.{name}", value, LIMIT, f"{detail}; worst: {where}"))
+        detail, limit = f"{detail}; worst: {where}", rows[0]["limit"]
+        report.checks.append(check(f"prefill.{name}", value, limit, detail))
 
 
 def float64(this: LayerRun) -> Found:
@@ -137,6 +144,7 @@ CHECKS: dict[str, Callable[[LayerRun], Found]] = {
         chunk_size,
         adversarial,
         drift8192,
+        bfloat16,
     )
 }
 STAGES = 1 + len(CHECKS)

@@ -3,13 +3,14 @@
 import itertools
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax import oracle
 from gdn_jax.chunked import CHUNK_SIZES
 from gdn_jax.verify import prefill_run
 from gdn_jax.verify.draw import draw_weights, drift_config
-from gdn_jax.verify.prefill_run import Found, LayerRun, far, one, pass_row, row, same
+from gdn_jax.verify.prefill_run import NARROW_LIMIT, Found, LayerRun, far, one, pass_row, row, same
 from gdn_jax.verify.report import Row
 
 LENGTHS = (1, 2, 3, 63, 64, 65, 500, 1000, 4096)
@@ -34,6 +35,18 @@ def lengths(this: LayerRun) -> Found:
         drawn = draw(T)
         rows.append(row(f"T = {T}", *_far(run(this, drawn), _exact(drawn))))
     return rows, f"the operator, K {K}, V {V}, {HK} and {HK * G} heads"
+
+
+def bfloat16(this: LayerRun) -> Found:
+    """q, k and v in bfloat16 against float64 of the same numbers."""
+    rows = []
+    for T in (CHUNK, MIDDLE):
+        drawn = draw(T)
+        narrow = {name: drawn[name].astype(jnp.bfloat16) for name in ("q", "k", "v")}
+        wide = {name: x.astype(np.float32) for name, x in narrow.items()}
+        found, wanted = run(this, drawn | narrow), _exact(drawn | wide)
+        rows.append(row(f"T = {T}", *_far(found, wanted), limit=NARROW_LIMIT))
+    return rows, "the operator, with outputs in bfloat16"
 
 
 def packed(this: LayerRun) -> Found:
@@ -119,9 +132,10 @@ def draw(T: int, states: int = 1, heads: int = HK, **changed: Any) -> Drawn:
 
 
 def run(this: LayerRun, drawn: Drawn, **options: Any) -> Result:
-    """The operator, which normalises q and k."""
-    o, S = prefill_run._rule(**drawn, use_qk_l2norm=True, backend=this.backend, **options)
-    return np.asarray(o), np.asarray(S)
+    """The operator, which normalises q and k; chunks that the kernels have not run on xla."""
+    backend = this.backend if options.get("chunk_size", CHUNK) == CHUNK else "xla"
+    o, S = prefill_run._rule(**drawn, use_qk_l2norm=True, backend=backend, **options)
+    return np.asarray(o, np.float32), np.asarray(S)
 
 
 def hard_cases() -> dict[str, Drawn]:
