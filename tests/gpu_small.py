@@ -119,8 +119,7 @@ def worst_of_chunks(cfg: gdn.GDNConfig, dtype: str) -> float:
     drawn = {"q": q, "k": k, "v": v}
     drawn = {n: np.asarray(x, dtype) for n, x in drawn.items()} | {"g": g, "beta": -g}
     S = rng.normal(size=(3, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim)).astype(np.float32)
-    spoilt = {n: np.where(np.arange(T) < at[-1], x.T, np.nan).T for n, x in drawn.items()}
-    given = {n: jnp.asarray(x, drawn[n].dtype) for n, x in spoilt.items()}
+    given = {n: jnp.asarray(x).at[:, at[-1] :].set(jnp.nan) for n, x in drawn.items()}
     o, after = gdn.chunk_gated_delta_rule(
         **given, initial_state=jnp.asarray(S), cu_seqlens=jnp.asarray(at), backend="pallas"
     )
