@@ -1,6 +1,7 @@
 """The chunked delta rule on the GPU kernels; its derivatives are those of the XLA form."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -79,7 +80,7 @@ def _dense(parts: int, q: Array, k: Array, *others: Any) -> tuple[Array, Array]:
 
     begin = jnp.arange(B + 1, dtype=jnp.int32) * n
     o, S = _run(parts, [cut(x) for x in (q, k, v, g, beta)], begin, scale, S)
-    return o.reshape(B, n * CHUNK, *o.shape[1:])[:, :T], S
+    return _joined([part.reshape(B, n * CHUNK, *part.shape[1:])[:, :T] for part in o]), S
 
 
 def _packed(parts: int, q: Array, k: Array, *others: Any) -> tuple[Array, Array]:
@@ -90,13 +91,18 @@ def _packed(parts: int, q: Array, k: Array, *others: Any) -> tuple[Array, Array]
         return packed.chunks(x).reshape(-1, *x.shape[2:])
 
     o, S = _run(parts, [cut(x) for x in (q, k, v, g, beta)], packed.begin, scale, S)
-    return packed.outputs(o.reshape(-1, 1, CHUNK, *o.shape[1:])), S
+    # Chunks of no sequence are never written: none of them may be read.
+    each = [packed.outputs(part.reshape(-1, 1, CHUNK, *part.shape[1:])) for part in o]
+    return _joined(each), S
 
 
 def _run(
     parts: int, operands: list[Array], begin: Array, scale: Array, S: Array
-) -> tuple[Array, Array]:
-    """Whole chunks of tokens: q, k [64·n, HK, K], v [64·n, HV, V], g, beta [64·n, HV]."""
+) -> tuple[tuple[Array, ...], Array]:
+    """Whole chunks of tokens: q, k [64·n, HK, K], v [64·n, HV, V], g, beta [64·n, HV].
+
+    o is a tuple of parts.
+    """
     q, k, v, g, beta = operands
     g, beta = (jnp.swapaxes(x.reshape(-1, CHUNK, x.shape[-1]), 1, 2) for x in (g, beta))
     G, rest = (jnp.cumsum(g, axis=-1), jnp.zeros_like(g)) if parts == 1 else _exact_sums(g)
@@ -106,10 +112,14 @@ def _run(
     T, P = inside(q, k, gates, scale)
     stages = tuning.chunk_stages(parts)
     o, S = through(Chunks(q, k, v, T, P, gates), begin, scale, jnp.swapaxes(S, 2, 3), stages=stages)
-    if parts > 1:
-        # The smallest part first.
-        o = functools.reduce(jnp.add, [part.astype(jnp.float32) for part in o[::-1]])[None]
-    return o[0], jnp.swapaxes(S, 2, 3)
+    return tuple(o[n] for n in range(parts)), jnp.swapaxes(S, 2, 3)
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    """The sum of bfloat16 parts, the smallest first."""
+    if len(parts) == 1:
+        return parts[0]
+    return functools.reduce(jnp.add, [part.astype(jnp.float32) for part in parts[::-1]])
 
 
 def _exact_sums(x: Array) -> tuple[Array, Array]:

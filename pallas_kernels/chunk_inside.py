@@ -102,12 +102,12 @@ def _body(interpreted: bool, *refs: Any) -> None:
             plgpu.copy_smem_to_gmem(here[n], target, commit_group=False)
         plgpu.commit_smem_to_gmem_group()
 
-    def decays(i: Any, keep: Callable[[Any, Any], Any], sign: int) -> jax.Array:
-        """exp(G[row] - G[column]), or the other way around, and zeros."""
+    def decays(i: Any, keep: Callable[[Any, Any], Any]) -> jax.Array:
+        """exp(G[row] - G[column]), and zeros."""
 
         def difference(n: int) -> jax.Array:
             down, along = load(down_here.at[i, n], BY_ROW), load(along_here.at[i, n], BY_COLUMN)
-            return by_row(sign * down, square) - by_column(sign * along, square)
+            return by_row(down, square) - by_column(along, square)
 
         apart = difference(0) if parts == 1 else difference(0) + difference(4)
         return jnp.exp(jnp.where(keep(row, column), apart, -jnp.inf))
@@ -115,7 +115,7 @@ def _body(interpreted: bool, *refs: Any) -> None:
     def value_head(i: Any, _: None) -> None:
         # Made again for each head: fewer registers, so more CTAs share a multiprocessor.
         kk, qk = multiply(*(Product(x, turned) for x in (keys, queries)))
-        P_here = qk * decays(i, operator.ge, 1) * factor
+        P_here = qk * decays(i, operator.ge) * factor
         for there, part in zip(scores, split(P_here, parts), strict=True):
             there[...] = part
         plgpu.commit_smem()
@@ -123,11 +123,9 @@ def _body(interpreted: bool, *refs: Any) -> None:
             barrier()
         send(scores, P, i)
         # Loaded again after the barrier, for the same reason.
-        down, along = load(down_here.at[i, 1], BY_ROW), load(along_here.at[i, 1], BY_COLUMN)
-        # k·kᵀ is symmetric: Aᵀ comes from the same products.
-        above = kk * decays(i, operator.lt, -1) * by_column(-along, square)
-        below = kk * decays(i, operator.gt, 1) * by_row(-down, square)
-        unit_lower.write_inverse(above, below, scratch, inverse, scores, interpreted)
+        beta = load(down_here.at[i, 1], BY_ROW)
+        below = kk * decays(i, operator.gt) * by_row(-beta, square)
+        unit_lower.write_inverse(below, scratch, inverse, scores, interpreted)
         send(inverse, T, i)
 
     lax.fori_loop(0, group, value_head, None)

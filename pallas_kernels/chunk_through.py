@@ -131,6 +131,12 @@ def _body(interpreted: bool, *refs: Any) -> None:
                 plgpu.copy_gmem_to_smem(source, target[n].at[slot], arrived.at[slot])
         plgpu.copy_gmem_to_smem(gates_there.at[chunk, h], gates.at[slot], arrived.at[slot])
 
+    def refill(chunk: Any) -> None:
+        """The chunk that comes into the stage of this one, which nobody reads any more."""
+        pl.when(chunk + stages < last)(
+            lambda: fetch(chunk + stages, lax.rem(chunk - first, stages))
+        )
+
     for slot in range(stages):
         pl.when(first + slot < last)(functools.partial(fetch, first + slot, jnp.int32(slot)))
 
@@ -141,6 +147,9 @@ def _body(interpreted: bool, *refs: Any) -> None:
         square = (COLUMNS, CHUNK)
 
         def read_in() -> Any:
+            if stages > 1:
+                # Beside products, for it takes as long as they do.
+                pl.when(chunk > first)(lambda: refill(chunk - 1))
             rows = (load(gates.at[slot, n], BY_COLUMN) for n in (1, 2, 3))
             values = sum(plgpu.load(x.T, layout=SQUARE).astype(jnp.float32) for x in v)
             return *(by_column(row, square) for row in rows), values, S * gates[slot, 2, CHUNK - 1]
@@ -181,11 +190,8 @@ def _body(interpreted: bool, *refs: Any) -> None:
         # Nobody reads this stage any more.
         plgpu.commit_smem()
         sync()
-
-        @pl.when(chunk + stages < last)
-        def _():
-            fetch(chunk + stages, slot)
-
+        if stages == 1:
+            refill(chunk)
         return S
 
     state = load(S.at[b, h, mine], SQUARE)

@@ -1,14 +1,13 @@
 """The inverse of a unit lower triangular [64, 64], in float32 where it could cancel.
 
-The four diagonal blocks [16, 16] are inverted by forward substitution in float32: a thread owns a
-column, and with r the column of the identity, step j makes ``x[j] = r[j]`` and then ``r[i] -=
-A[i, j]·x[j]`` for all i > j, independent of one another. Blocks are then joined two by two on the
-tensor cores: with X the inverse of the blocks and L what is between two of them, ``X - X·L·X``.
+The four diagonal blocks [16, 16] are inverted by forward substitution in float32, a column a thread
+(see :func:`substituted`). Blocks are then joined two by two on the tensor cores: with X the inverse
+of the blocks and L what is between two of them, ``X - X·L·X``.
 """
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -46,7 +45,6 @@ def scratch() -> Any:
 
 
 def write_inverse(
-    turned: jax.Array,
     below: jax.Array,
     scratch: Any,
     inverse: Sequence[Any],
@@ -56,8 +54,7 @@ def write_inverse(
     """``inverse = (I + A)⁻¹`` in bfloat16 parts; what writes it also has to be waited for.
 
     Args:
-        turned: ``-Aᵀ``, float32 [64, 64] in registers, zero on and below the diagonal.
-        below: ``-A``, the same way.
+        below: ``-A``, float32 [64, 64] in registers, zero on and above the diagonal.
         scratch: of :func:`scratch`.
         inverse, link: shared memory of bfloat16 [64, 64] for each part; ``link`` is overwritten.
             Copies that read them are waited for.
@@ -81,7 +78,7 @@ def write_inverse(
         plgpu.commit_smem()
         sync()
 
-    x = _interpreted(turned) if interpreted else _diagonal_blocks(turned, scratch)
+    x = _interpreted(below) if interpreted else _diagonal_blocks(below, scratch)
     x = jnp.where(operator.eq(*blocks(BLOCK)), x, 0.0)
     # Copies of what was in link and inverse.
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -97,10 +94,10 @@ def write_inverse(
     put(inverse, x)
 
 
-def _interpreted(turned: jax.Array) -> jax.Array:
+def _interpreted(below: jax.Array) -> jax.Array:
     """The inverse of the diagonal blocks, and others beside them."""
     eye, places = jnp.eye(SIZE), jnp.arange(SIZE) // BLOCK
-    blocks = jnp.where(places[:, None] == places[None], eye - turned.T, 0)
+    blocks = jnp.where(places[:, None] == places[None], eye - below, 0)
     return lax.linalg.triangular_solve(blocks, eye, left_side=True, lower=True, unit_diagonal=True)
 
 
@@ -110,9 +107,9 @@ def _interpreted(turned: jax.Array) -> jax.Array:
 )
 def _diagonal_blocks(*arguments: Any) -> Any:
     """The same; elsewhere it is anything."""
-    _, turned, scratch = arguments
+    _, below, scratch = arguments
     inside = utils.memref_slice(scratch, (slice(0, SIZE), slice(0, SIZE)))
-    turned.store_untiled(inside, optimized=False)
+    below.store_untiled(inside, optimized=False)
     utils.warpgroup_barrier()
     thread = arith.remui(utils.thread_idx(), i32(2 * SIZE))
     # CTAs that share a multiprocessor take different pairs of its four schedulers.
@@ -138,17 +135,37 @@ def _diagonal_blocks(*arguments: Any) -> Any:
 def _solve(own: Any, block: Any) -> list[Any]:
     """Column ``own`` of the inverse of the block at this address."""
     one = utils.c(1.0, f32())
-    rest = [
+
+    def four(i: int, j: int) -> list[Any]:
+        place = utils.getelementptr(block, [i * (SIZE + PAD) + j], f32())
+        return elements(llvm.load(vector(4, f32()), place, alignment=16))
+
+    identity = [
         arith.select(arith.cmpi(arith.CmpIPredicate.eq, own, i32(i)), one, zero())
         for i in range(BLOCK)
     ]
-    for j in range(BLOCK):
-        if j % 4 == 0:
-            hold()
-        for group in range((j + 1) // 4 * 4, BLOCK, 4):
-            place = utils.getelementptr(block, [j * (SIZE + PAD) + group], f32())
-            four = llvm.load(vector(4, f32()), place, alignment=16)
-            for i, a in enumerate(elements(four), start=group):
-                if i > j:
-                    rest[i] = math.fma(a, rest[j], rest[i])
-    return rest
+    return substituted(identity, four, math.fma, hold)
+
+
+def substituted(
+    x: list[Any],
+    four: Callable[[int, int], list[Any]],
+    fma: Callable[[Any, Any, Any], Any],
+    hold: Callable[[], None],
+) -> list[Any]:
+    """``(I + A)⁻¹·x`` of a block: ``x[i] -= A[i, j]·x[j]`` for j < i, four columns j at a time.
+
+    Args:
+        x: BLOCK numbers.
+        four: ``-A[i, j : j + 4]`` of a row i.
+        fma: ``a·b + c``.
+        hold: called before each four columns are loaded.
+    """
+    x = list(x)
+    for j in range(0, BLOCK, 4):
+        hold()
+        for i in range(j + 1, BLOCK):
+            for n, a in enumerate(four(i, j)):
+                if j + n < i:
+                    x[i] = fma(a, x[j + n], x[i])
+    return x

@@ -15,6 +15,7 @@ import gdn_jax as gdn
 from gdn_jax import chunk_kernels, oracle
 from pallas_kernels.chunk_inside import inside
 from pallas_kernels.chunk_through import through
+from pallas_kernels.unit_lower import BLOCK, substituted
 from tests.tools import assert_close, assert_same_bits, pretend_device
 
 RACES = plgpu.InterpretGPUParams(detect_races=True)
@@ -175,3 +176,13 @@ def test_what_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(gdn.BackendUnavailableError, match=r"kernels over chunks need 9\.0"):
             gdn.chunk_gated_delta_rule(**drawn, backend="pallas")
         assert gdn.select_backend("prefill", gdn.PRESETS["qwen3.5-27b"]) == "xla"
+
+
+def test_the_substitution_that_kernels_unroll() -> None:
+    rng = np.random.default_rng(0)
+    A = np.tril(rng.normal(size=(BLOCK, BLOCK)), -1)
+    identity = [row.copy() for row in np.eye(BLOCK)]
+    x = substituted(
+        identity, lambda i, j: list(-A[i, j : j + 4]), lambda a, b, c: a * b + c, lambda: None
+    )
+    np.testing.assert_allclose(np.stack(x), np.linalg.inv(np.eye(BLOCK) + A), rtol=1e-10, atol=1e-9)
