@@ -1,12 +1,14 @@
-"""What the device's memory gives at best, in the same run."""
+"""What the device's memory and its matrix products give at best, in the same run."""
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from gdn_jax.bench.slope import Timing, blocking, slope
 from gdn_jax.bench.subject import on_gpu, poisoned
 
 _GPU_BYTES, _CPU_BYTES = 4 << 30, 64 << 20
+_GPU_SIDE, _CPU_SIDE = 8192, 256
 
 
 def _increment(x: jax.Array) -> jax.Array:
@@ -34,3 +36,19 @@ def copy_blocking(repetitions: int) -> tuple[int, Timing, int]:
     x = poisoned(run, jnp.zeros(moved // 8, jnp.float32))
     count = int(_wrong(x))
     return moved, blocking(run, x, repetitions=repetitions), count
+
+
+def matrix(repetitions: int) -> tuple[int, Timing, float]:
+    """A square bfloat16 product: flops, the time, and the max_rel of every element to float32."""
+    side = _GPU_SIDE if on_gpu() else _CPU_SIDE
+    keys = jax.random.split(jax.random.key(0))
+    x, w = (jax.random.normal(key, (side, side), jnp.bfloat16) for key in keys)
+    run = jax.jit(jnp.dot)
+    apart = float(_apart(poisoned(run, x, w), x, w))
+    return 2 * side**3, slope(lambda _: run(x, w), None, repetitions=repetitions), apart
+
+
+@jax.jit
+def _apart(y: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
+    exact = jnp.dot(*(a.astype(jnp.float32) for a in (x, w)), precision=lax.Precision.HIGHEST)
+    return jnp.max(jnp.abs(y.astype(jnp.float32) - exact)) / jnp.max(jnp.abs(exact))

@@ -1,6 +1,7 @@
 """``gdn-jax bench``."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -13,14 +14,33 @@ from gdn_jax.verify.progress import stages
 from gdn_jax.verify.render import console
 from gdn_jax.verify.report import Report
 
-SUITES = ("int4", "float", "delta", "middle", "peer", "layer", "stack", "roundtrip", "slots")
+SUITES = (
+    "int4",
+    "float",
+    "delta",
+    "middle",
+    "peer",
+    "layer",
+    "stack",
+    "roundtrip",
+    "slots",
+    "prefill",
+)
 
 
-def _batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """``1,8,64`` as numbers."""
-    if not re.fullmatch(r"0*[1-9]\d{0,5}(,0*[1-9]\d{0,5})*", value, re.ASCII):
-        raise click.BadParameter(f"{value!r} is not like 1,8,64", context, parameter)
-    return tuple(dict.fromkeys(map(int, value.split(","))))
+def _numbers(low: int, high: int, like: str) -> Callable[..., tuple[int, ...]]:
+    """A callback that takes numbers such as ``like`` within these bounds, each once."""
+
+    def parse(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+        if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", value):
+            raise click.BadParameter(f"{value!r} is not like {like}", context, parameter)
+        found = tuple(dict.fromkeys(map(int, value.split(","))))
+        beyond = [n for n in found if not low <= n <= high]
+        if beyond:
+            raise click.BadParameter(f"{beyond[0]} is not {low} to {high}", context, parameter)
+        return found
+
+    return parse
 
 
 @click.command()
@@ -45,8 +65,16 @@ def _batches(context: click.Context, parameter: click.Parameter, value: str) -> 
     metavar="1,8,64",
     default="1,2,4,8,16,32,64",
     show_default=True,
-    callback=_batches,
+    callback=_numbers(1, 999999, "1,8,64"),
     help="Sequences stepped together.",
+)
+@click.option(
+    "--tokens",
+    metavar="4096,16384",
+    default="16384,65536,4096",
+    show_default=True,
+    callback=_numbers(64, 131072, "4096,16384"),
+    help="Tokens that suite prefill takes at once.",
 )
 @click.option(
     "--repetitions",
@@ -68,6 +96,7 @@ def bench(
     backend: str,
     suites: tuple[str, ...],
     batches: tuple[int, ...],
+    tokens: tuple[int, ...],
     repetitions: int,
     time_limit: float | None,
     json_file: str | None,
@@ -75,7 +104,7 @@ def bench(
 ) -> int:
     """Time kernels and layers, each behind a check against float64 made in the same run."""
     from gdn_jax.bench.render import render
-    from gdn_jax.bench.run import BACKENDS, run, subjects
+    from gdn_jax.bench.run import BACKENDS, needs_matrix, run, subjects
 
     if html_file:
         html.require_report_extra()
@@ -86,15 +115,16 @@ def bench(
         "backend": backend,
         "suites": ", ".join(suites) or "all",
         "batches": ", ".join(map(str, batches)),
+        "tokens": ", ".join(map(str, tokens)),
         "repetitions": repetitions,
         "time_limit": time_limit,
     }
     report = Report(environment(), settings)
     backends = BACKENDS if backend == "all" else (backend,)
-    chosen = subjects(PRESETS[preset], suites or SUITES, batches, backends)
+    chosen = subjects(PRESETS[preset], suites or SUITES, batches, backends, tokens)
     if not chosen:
         raise click.UsageError(f"--suite {', '.join(suites)}: no row of backend {backend}")
-    with stages(1 + len(chosen)) as stage:
+    with stages(1 + needs_matrix(chosen) + len(chosen)) as stage:
         run(chosen, report, stage=stage, time_limit=time_limit, repetitions=repetitions)
     render(report, console())
     title = f"gdn-jax bench: {preset}"

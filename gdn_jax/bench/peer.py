@@ -44,23 +44,34 @@ def _make(cfg: GDNConfig, batches: tuple[int, ...], batch: int) -> Prepared:
 @functools.lru_cache(maxsize=1)
 def _child(cfg: GDNConfig, batches: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Outputs, states and times of every batch."""
+    names = ("q", "k", "v", "g", "beta", "S")
+    inputs = {
+        f"{name}{batch}": x
+        for batch in batches
+        for name, x in zip(names, draw(cfg, batch), strict=True)
+    }
+    inputs |= {"batches": np.array(batches), "plan": np.array([LAYERS, REPETITIONS])}
+    return asked("gdn_jax.bench.fla_peer", inputs)
+
+
+def asked(
+    module: str, inputs: dict[str, np.ndarray], timeout: float = _TIMEOUT
+) -> dict[str, np.ndarray]:
+    """What ``python -m module REQUEST RESULT`` makes of these arrays.
+
+    Raises:
+        BackendUnavailableError: it fails, with its last line, or takes longer than ``timeout`` s.
+    """
     with tempfile.TemporaryDirectory(prefix="gdn-jax-peer-") as folder:
         request, result = Path(folder, "request.npz"), Path(folder, "result.npz")
-        names = ("q", "k", "v", "g", "beta", "S")
-        inputs = {
-            f"{name}{batch}": x
-            for batch in batches
-            for name, x in zip(names, draw(cfg, batch), strict=True)
-        }
-        inputs |= {"batches": np.array(batches), "plan": np.array([LAYERS, REPETITIONS])}
         np.savez(request, allow_pickle=False, **inputs)
-        command = [sys.executable, "-m", "gdn_jax.bench.fla_peer", str(request), str(result)]
+        command = [sys.executable, "-m", module, str(request), str(result)]
         try:
             run = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT
+                command, capture_output=True, text=True, errors="replace", timeout=timeout
             )
         except subprocess.TimeoutExpired:
-            raise BackendUnavailableError(f"took longer than {_TIMEOUT} s") from None
+            raise BackendUnavailableError(f"took longer than {timeout} s") from None
         if run.returncode or not result.is_file():
             said = run.stderr.strip().splitlines() or [f"exit status {run.returncode}"]
             raise BackendUnavailableError(said[-1])

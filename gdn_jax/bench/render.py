@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gdn_jax.bench.rows import COPIES, OTHERS, host_bound
+from gdn_jax.bench.rows import COPIES, MATRIX, OTHERS, host_bound
 from gdn_jax.verify import render as shared
 from gdn_jax.verify.report import Report, Row
 
@@ -19,13 +19,23 @@ def render(report: Report, out: Console) -> None:
         if check.id in COPIES:
             said = f"  {check.value:.1f} GB/s; {check.detail}"
             out.print(Text.assemble("copy  ", shared.verdict(check.ok), said))
+        elif check.id == MATRIX:
+            said = f"  {check.value:.1f} {check.unit}; {check.detail}"
+            out.print(Text.assemble("matrix product  ", shared.verdict(check.ok), said))
     rows = report.tables["bench"]
+    many = [row for row in rows if row["matrix"]]
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         mine = [row for row in rows if row["kernel"] == kernel]
-        ids = {row["id"] for row in mine}
+        ids = {row["id"] for row in mine if not row["matrix"]}
         ratios = [r for r in report.tables["ratios"] if r["id"] in ids]
         out.print(_kernel(kernel, mine, ratios))
-    named = {*COPIES, *(row["id"] for row in rows)}
+    if many:
+        out.print(_many(many, report.tables["ratios"]))
+    for part in report.tables.get("prefill_parts", ()):
+        names = [name for name in part if name not in ("shape", "backend", "us")]
+        said = ", ".join(f"{name} {_share(part[name])}" for name in names)
+        out.print(f"prefill, {part['backend']}, {part['shape']}: {said}")
+    named = {*COPIES, MATRIX, *(row["id"] for row in rows)}
     for check in report.checks:
         if check.ok and check.id not in named:
             said = f"  {check.id}: {check.value:.3f} {check.unit}, limit {check.limit:g}; "
@@ -59,6 +69,25 @@ def _kernel(kernel: str, rows: list[Row], ratios: list[Row]) -> Table:
         layer = [_short(row["us_a_layer"])] * stacked
         layer += [_short(row["tokens_a_second"])] * counted
         made.add_row(*cells, shared.verdict(row["ok"]), *_times(row), *read, *compared, *layer)
+    return made
+
+
+def _many(rows: list[Row], ratios: list[Row]) -> Table:
+    """Speed, memory and ratios of what takes many tokens at once."""
+    others = [name for name in OTHERS if any(r["backend"] == name for r in ratios)]
+    columns = ["kernel", "shape", "backend", "TFLOP/s", "share", "MB held"]
+    columns += [f"× {name}" for name in others]
+    made = shared.table(
+        "many tokens at once, beside the matrix product", *columns, right=len(columns) - 3
+    )
+    for column in made.columns[:3]:
+        column.no_wrap = True
+    faster = {(r["id"], r["backend"]): r["ratio"] for r in ratios}
+    for row in rows:
+        speed = _short(row["gflops"] and row["gflops"] / 1e3)
+        cells = [row["kernel"], row["shape"], row["backend"], speed, _share(row["share_matrix"])]
+        cells.append(_short(row["peak_bytes"] and row["peak_bytes"] / 1e6))
+        made.add_row(*cells, *(_short(faster.get((row["id"], name))) for name in others))
     return made
 
 

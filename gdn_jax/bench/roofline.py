@@ -17,6 +17,10 @@ _FAMILIES = {
     "float32": ("float32",),
     "bfloat16": ("bfloat16",),
     "delta rule and middle kernel": ("delta", "middle"),
+    "chunked delta rule": ("chunk", "chunk_f32", "chunk_packed"),
+    "prefill of one layer": tuple(
+        f"prefill{part}" for part in ("", "_projections", "_convolution", "_rule")
+    ),
     "one layer": ("layer_f32", "layer_bf16", "layer_q4"),
     "stack, int4": ("stack_q4", "stack_q4_sync"),
     "stack, bfloat16": ("stack_bf16", "stack_bf16_sync"),
@@ -26,7 +30,10 @@ _SIDES = ((5, "left"), (-5, "right"))
 
 
 def roofline(rows: list[Row]) -> Figure:
-    """GFLOP/s over FLOP a byte, a panel a family, a mark a row with its batch, under the copy."""
+    """GFLOP/s over FLOP a byte, a panel a family, a mark a row with its batch, under the copy.
+
+    Rows of many tokens at once have their tokens at the mark, and the matrix product above them.
+    """
     timed = [row for row in rows if row["us"] and row["flops"]]
     groups = {
         family: [row for row in timed if row["kernel"] in kernels]
@@ -50,15 +57,15 @@ def _panel(panel: Axes, family: str, rows: list[Row]) -> None:
     _axes(panel, rows)
     lines: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        lines.setdefault((row["kernel"], row["shape"], row["backend"]), []).append(row)
+        lines.setdefault((row["kernel"], _series(row)[0], row["backend"]), []).append(row)
     placed: tuple[list[tuple[float, float]], ...] = ([], [])
     several = len({kernel for kernel, _, _ in lines}) > 1
     for index, ((kernel, shape, backend), line) in enumerate(lines.items()):
-        line.sort(key=lambda row: row["batch"])
+        line.sort(key=lambda row: int(_series(row)[1]))
         x, y = ([row[key] for row in line] for key in ("flops_a_byte", "gflops"))
         label = f"{backend}, {kernel}, {shape}" if several else f"{backend}, {shape}"
         series(panel, x, y, index, label, markevery=1, linewidth=0.8)
-        _batches(panel, line, *_SIDES[index % 2], placed[index % 2])
+        _numbers(panel, line, *_SIDES[index % 2], placed[index % 2])
     panel.legend(fontsize=7, loc="lower right")
 
 
@@ -67,27 +74,40 @@ def _axes(panel: Axes, rows: list[Row]) -> None:
     x, y = ([row[key] for row in rows] for key in ("flops_a_byte", "gflops"))
     roof = next((row["gbps"] / row["share"] for row in rows if row["share"]), None)
     low, high = min(x) / 2.5, max(x) * 4
-    tops = y if roof is None else [*y, max(x) * roof]
+    top = next((r["gflops"] / r["share_matrix"] for r in rows if r.get("share_matrix")), None)
+    tops = [*y, *([] if roof is None else [max(x) * roof])]
+    tops = tops if top is None else [*y, top]
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_xlim(low, high)
-    panel.set_ylim(min(y) / 12, max(tops) * 2)
+    panel.set_ylim(min(y) / (12 if top is None else 200), max(tops) * 2)
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_formatter(FuncFormatter(_tick))
         axis.set_minor_formatter(NullFormatter())
     if roof is not None:
         label = f"copy, {roof:,.0f} GB/s"
         panel.plot((low, high), (low * roof, high * roof), color=_GREY, lw=1.5, label=label)
+    if top is not None:
+        label = f"matrix product, {top / 1e3:,.0f} TFLOP/s"
+        panel.plot((low, high), (top, top), color=_GREY, lw=1.5, ls="--", label=label)
 
 
 def _tick(value: float, _: Any) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
-def _batches(
+def _series(row: Row) -> tuple[str, str]:
+    """What the marks of a line have in common, and the number at this one: its batch or tokens."""
+    if not row.get("matrix"):
+        return row["shape"], str(row["batch"])
+    shape, _, tokens = row["shape"].partition("_t")
+    return shape, tokens.partition("_")[0]
+
+
+def _numbers(
     panel: Axes, line: list[Row], offset: int, side: str, placed: list[tuple[float, float]]
 ) -> None:
-    """The batch at each mark, left out where another number on that side is too near."""
+    """Numbers at the marks, left out where another one on that side is too near."""
     bounds = [[math.log(end) for end in ends] for ends in (panel.get_xlim(), panel.get_ylim())]
     for row in line:
         logs = (math.log(row["flops_a_byte"]), math.log(row["gflops"]))
@@ -96,7 +116,7 @@ def _batches(
             continue
         placed.append((x, y))
         panel.annotate(
-            f"{row['batch']}",
+            _series(row)[1],
             (row["flops_a_byte"], row["gflops"]),
             (offset, -3),
             textcoords="offset points",
@@ -110,9 +130,10 @@ PLOTS = (
         "roofline",
         "bench",
         "Roofline",
-        "Each mark is one row, and the number at it the batch, where there is room. The grey line "
-        "is what the copy's bandwidth of this run allows: a mark on it moves its bytes as fast as "
-        "a copy, and the distance below it, straight down, is what is lost.",
+        "Each mark is one row, and the number at it the batch, or the tokens where many are taken "
+        "at once, where there is room. The grey line is what the copy's bandwidth of this run "
+        "allows: a mark on it moves its bytes as fast as a copy, and the distance below it, "
+        "straight down, is what is lost. The broken line is a large matrix product of this run.",
         roofline,
     ),
 )

@@ -8,13 +8,16 @@ from gdn_jax.bench.subject import Subject
 from gdn_jax.verify.report import Check, Row
 
 _SHOWS = "that what is timed computes the right thing", "that other inputs take the same time"
-OTHERS = ("xla", "fla")
+OTHERS = ("xla", "jla", "fla")
 """What pallas is compared with."""
 COPIES = {
     "copy_gbps": "in place, by slope",
     "copy_blocking_gbps": "into another array, each call waited for",
 }
 """The checks of the two copies, and how each is taken."""
+
+MATRIX, MATRIX_LIMIT = "matmul_tflops", 4e-3
+"""The check of the matrix product, and its max_rel to float32, which rounding to bfloat16 costs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +26,7 @@ class TimedCheck(Check):
 
     ``us`` is the median in microseconds, ``us_low`` and ``us_high`` the extremes of
     ``repetitions`` measurements; ``share`` is of the copy's GB/s in the same run; ``host`` is
-    :attr:`Timing.host`.
+    :attr:`Timing.host`, ``peak_bytes`` :attr:`Prepared.memory`.
     """
 
     us: float | None = None
@@ -34,6 +37,7 @@ class TimedCheck(Check):
     gbps: float | None = None
     share: float | None = None
     host: float | None = None
+    peak_bytes: int | None = None
 
     @classmethod
     def of(
@@ -43,6 +47,7 @@ class TimedCheck(Check):
         detail: str,
         timing: Timing | None = None,
         copy_gbps: float | None = None,
+        memory: int | None = None,
     ) -> Self:
         """The check of a subject; without a time when ``timing`` is None or not above zero."""
         ok = value <= subject.limit
@@ -58,7 +63,7 @@ class TimedCheck(Check):
         said += "" if share is None else f", {share:.1%} of the copy"
         said += "; the device waited for the host" if host_bound(timing.host) else ""
         measured = (us, low, high, timing.repetitions, subject.bytes, gbps, share, timing.host)
-        return cls(*head, said, *_SHOWS, *measured)
+        return cls(*head, said, *_SHOWS, *measured, memory)
 
 
 def host_bound(host: float | None) -> bool:
@@ -81,10 +86,26 @@ def copy_check(moved: int, timing: Timing, wrong: int, id_: str = "copy_gbps") -
     return TimedCheck(*head, *said, us, low, high, timing.repetitions, moved, gbps, share)
 
 
-def row(subject: Subject, done: TimedCheck, blocking_gbps: float | None = None) -> Row:
+def matrix_check(flops: int, timing: Timing, error: float) -> Check:
+    """A large matrix product's TFLOP/s; ``limit`` is what it has to exceed."""
+    right = error <= MATRIX_LIMIT
+    detail = f"a square product of bfloat16, {flops:.2e} FLOP, max_rel {error:.1e}"
+    said = ("what a large matrix product reaches on this device in this run", "what others would")
+    ok = right and timing.median > 0
+    value = flops / timing.median / 1e12 if ok else 0.0
+    return Check(MATRIX, ok, value, 0.0, "TFLOP/s", detail, *said)
+
+
+def row(
+    subject: Subject,
+    done: TimedCheck,
+    blocking_gbps: float | None = None,
+    matrix_tflops: float | None = None,
+) -> Row:
     """The table's row of a subject; every time is None where the check does not hold.
 
-    ``share_blocking`` is of the copy whose calls were waited for, ``blocking_gbps``.
+    ``share_blocking`` is of the copy whose calls were waited for, ``blocking_gbps``;
+    ``share_matrix`` of the matrix product, where the subject is compared with it.
     """
     us = done.us
     made: Row = {"id": subject.id, "kernel": subject.kernel, "backend": subject.backend}
@@ -97,6 +118,10 @@ def row(subject: Subject, done: TimedCheck, blocking_gbps: float | None = None) 
     made |= {"bytes": subject.bytes, "gbps": done.gbps, "share": done.share}
     made["share_blocking"] = done.gbps and blocking_gbps and done.gbps / blocking_gbps
     made |= {"flops": subject.flops, "gflops": us and subject.flops / us / 1e3}
+    made["matrix"] = subject.matrix
+    known = us and subject.matrix and matrix_tflops
+    made["share_matrix"] = made["gflops"] / matrix_tflops / 1e3 if known else None
+    made["peak_bytes"] = done.peak_bytes
     return made | {"flops_a_byte": subject.flops / subject.bytes, "links": subject.links}
 
 

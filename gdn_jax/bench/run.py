@@ -3,8 +3,18 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from gdn_jax.bench import ceilings, delta, layer, middle, peer, products, roundtrip, slots
-from gdn_jax.bench.rows import TimedCheck, copy_check, ratios, row
+from gdn_jax.bench import (
+    ceilings,
+    delta,
+    layer,
+    middle,
+    peer,
+    prefill,
+    products,
+    roundtrip,
+    slots,
+)
+from gdn_jax.bench.rows import TimedCheck, copy_check, matrix_check, ratios, row
 from gdn_jax.bench.slope import REPETITIONS, blocking
 from gdn_jax.bench.subject import Prepared, Subject
 from gdn_jax.config import GDNConfig
@@ -30,11 +40,16 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def subjects(
-    cfg: GDNConfig, suites: Sequence[str], batches: Sequence[int], backends: Sequence[str]
+    cfg: GDNConfig,
+    suites: Sequence[str],
+    batches: Sequence[int],
+    backends: Sequence[str],
+    tokens: Sequence[int] = prefill.TOKENS,
 ) -> list[Subject]:
-    """The rows to come, in the order of SUITES."""
+    """The rows to come, in the order of SUITES, then those of prefill, which take ``tokens``."""
     chosen = [make for name, make in SUITES.items() if name in suites]
-    return [subject for make in chosen for subject in make(cfg, batches, backends)]
+    found = [subject for make in chosen for subject in make(cfg, batches, backends)]
+    return found + [*prefill.subjects(cfg, tokens, backends)] * ("prefill" in suites)
 
 
 def run(
@@ -48,12 +63,14 @@ def run(
 ) -> None:
     """Add the copies' checks, each subject's check and row, and what was not run, to the report.
 
-    A subject is not begun when less time is left than the one before it took.
+    A subject is not begun when less time is left than the shorter of the two before it took: one
+    may have done what several need.
 
     Raises:
         BackendUnavailableError: nothing that was asked for can run here.
     """
-    started, last = clock(), 0.0
+    started = clock()
+    took: list[float] = []
     refused: list[str] = []
     rows = report.tables.setdefault("bench", [])
     not_run = report.tables.setdefault("not_run", [])
@@ -61,9 +78,14 @@ def run(
         best = copy_check(*ceilings.copy(repetitions))
         waited = copy_check(*ceilings.copy_blocking(repetitions), "copy_blocking_gbps")
         report.checks += [best, waited]
+    matrix = None
+    if needs_matrix(chosen):
+        with stage("matrix product"):
+            report.checks.append(matrix_check(*ceilings.matrix(repetitions)))
+        matrix = report.checks[-1].value or None
     for subject in chosen:
         begun = clock()
-        if time_limit is not None and begun - started + last > time_limit:
+        if time_limit is not None and begun - started + min(took[-2:], default=0) > time_limit:
             not_run.append({"id": subject.id, "reason": f"no time left of {time_limit:g} s"})
             continue
         try:
@@ -73,13 +95,20 @@ def run(
             refused.append(str(error))
             not_run.append({"id": subject.id, "reason": refused[-1]})
             continue
-        last = clock() - begun
+        took.append(clock() - begun)
         report.checks.append(done)
-        rows.append(row(subject, done, waited.gbps))
+        rows.append(row(subject, done, waited.gbps, matrix))
     report.tables["ratios"] = ratios(rows)
+    if shares := prefill.parts(rows):
+        report.tables["prefill_parts"] = shares
     report.checks += slots.batch8(rows, best.gbps)
     if refused and len(refused) == len(chosen):
         raise BackendUnavailableError(f"bench: {refused[0]}")
+
+
+def needs_matrix(chosen: Sequence[Subject]) -> bool:
+    """Whether the matrix product is timed too."""
+    return any(subject.matrix for subject in chosen)
 
 
 def check_and_time(subject: Subject, copy_gbps: float | None, repetitions: int) -> TimedCheck:
@@ -99,4 +128,4 @@ def check_and_time(subject: Subject, copy_gbps: float | None, repetitions: int) 
     else:
         count = 4 * repetitions if subject.measure is blocking else repetitions
         timing = subject.measure(made.run, made.carry, per=subject.links, repetitions=count)
-    return TimedCheck.of(subject, value, made.detail, timing, copy_gbps)
+    return TimedCheck.of(subject, value, made.detail, timing, copy_gbps, made.memory)

@@ -39,6 +39,8 @@ class Prepared:
     detail: str = "to float64"
     measured: Callable[[int], Timing] | None = None
     """Replaces ``run`` where the time is taken elsewhere: repetitions -> the time of one link."""
+    memory: int | None = None
+    """Bytes that the timed program holds at once, where that is worth a column."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Subject:
         measure: :func:`slope` or :func:`blocking`.
         layers: in one link, where a link is a stack.
         tokens: of one layer in one link, over all sequences, where that is worth a column.
+        matrix: whether its flops are compared with those of a large matrix product.
     """
 
     kernel: str
@@ -74,6 +77,7 @@ class Subject:
     measure: Measure = slope
     layers: int | None = None
     tokens: int | None = None
+    matrix: bool = False
 
     @property
     def id(self) -> str:
@@ -99,6 +103,18 @@ def poisoned(function: Callable[..., Any], *args: Any) -> Any:
         del outputs
         poison(sizes)
     return function(*args)
+
+
+def peak_bytes(program: jax.stages.Compiled) -> int | None:
+    """Arguments, results and temporaries of a program; None where XLA does not say.
+
+    What the device has held since its start, which it also tells, is that of what ran before too.
+    """
+    found = program.memory_analysis()
+    if found is None:
+        return None
+    held = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+    return held - found.alias_size_in_bytes
 
 
 def poison(sizes: Sequence[int]) -> None:
