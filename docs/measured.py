@@ -185,12 +185,12 @@ def _number(value: Any) -> str:
 def _made(file: Path, result: Row) -> str:
     made, settings = result["environment"], result["settings"]
     commit, date = (made["commit"] or "?")[:12], made["date"][:10]
-    if "tokens" in settings:
-        what = f"{settings['tokens']} tokens"
-    elif "suite" in settings:
-        what = f"suite {settings['suite']}"
-    else:
+    if "batches" in settings:
         what = f"B = {settings['batches']}, medians of {settings['repetitions']}"
+    elif "tokens" in settings:
+        what = f"{settings['tokens']} tokens"
+    else:
+        what = f"suite {settings['suite']}"
     return (
         f"[`{file.name}`](docs/results/{file.name}): {settings['layer']}, {what}, "
         f"JAX {made['versions']['jax']}, commit {commit}, {date}.  "

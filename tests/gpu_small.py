@@ -10,6 +10,7 @@ no row uses, and a layer that is not stepped, hold NaN.
 
 import dataclasses
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +120,7 @@ def worst_of_chunks(cfg: gdn.GDNConfig, dtype: str) -> float:
     drawn = {"q": q, "k": k, "v": v}
     drawn = {n: np.asarray(x, dtype) for n, x in drawn.items()} | {"g": g, "beta": -g}
     S = rng.normal(size=(3, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim)).astype(np.float32)
-    given = {n: jnp.asarray(x).at[:, at[-1] :].set(jnp.nan) for n, x in drawn.items()}
+    given: Any = {n: jnp.asarray(x).at[:, at[-1] :].set(jnp.nan) for n, x in drawn.items()}
     o, after = gdn.chunk_gated_delta_rule(
         **given, initial_state=jnp.asarray(S), cu_seqlens=jnp.asarray(at), backend="pallas"
     )
@@ -127,7 +128,7 @@ def worst_of_chunks(cfg: gdn.GDNConfig, dtype: str) -> float:
     worst = max(worst, float(np.abs(np.asarray(after[1]) - S[1]).max()))
     for i in (0, 2):
         own = slice(*at[i : i + 2])
-        wide = {n: np.asarray(x[:, own], np.float32) for n, x in drawn.items()}
+        wide: Any = {n: np.asarray(x[:, own], np.float32) for n, x in drawn.items()}
         exact = oracle.recurrent_gated_delta_rule(**wide, initial_state=S[i : i + 1])
         found = np.asarray(o[:, own], np.float32), np.asarray(after[i : i + 1])
         worst = max(worst, *(distance(a, b).max_rel for a, b in zip(found, exact, strict=True)))

@@ -89,6 +89,17 @@ def test_a_row_that_breaks_is_red_and_the_rest_goes_on() -> None:
     assert "RuntimeError: out of memory" in report.checks[2].detail
 
 
+def test_an_interrupt_keeps_what_was_measured() -> None:
+    def interrupts() -> Prepared:
+        raise KeyboardInterrupt
+
+    batches = zip((lambda: made(0.0), interrupts, lambda: made(0.0)), (1, 2, 4), strict=True)
+    report = report_of(*(subject(make, batch=B) for make, B in batches))
+    assert [row["batch"] for row in report.tables["bench"]] == [1]
+    left = {line["id"]: line["reason"] for line in report.tables["not_run"]}
+    assert left == {f"bench.k_pallas.4x8_b{B}": "interrupted" for B in (2, 4)}
+
+
 def test_what_cannot_run_is_listed_and_all_of_it_is_an_error() -> None:
     def refuses() -> Prepared:
         raise BackendUnavailableError("no such card")

@@ -1,6 +1,7 @@
 """``gdn-jax bench``."""
 
 import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from gdn_jax.verify.progress import stages
 from gdn_jax.verify.render import console
 from gdn_jax.verify.report import Report
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C or SIGTERM."""
 SUITES = (
     "int4",
     "float",
@@ -102,7 +105,10 @@ def bench(
     json_file: str | None,
     html_file: str | None,
 ) -> int:
-    """Time kernels and layers, each behind a check against float64 made in the same run."""
+    """Time kernels and layers, each behind a check against float64 made in the same run.
+
+    Ctrl-C and SIGTERM end it early: what was measured is shown and written, with exit status 130.
+    """
     from gdn_jax.bench.render import render
     from gdn_jax.bench.run import BACKENDS, needs_matrix, run, subjects
 
@@ -124,12 +130,15 @@ def bench(
     chosen = subjects(PRESETS[preset], suites or SUITES, batches, backends, tokens)
     if not chosen:
         raise click.UsageError(f"--suite {', '.join(suites)}: no row of backend {backend}")
+    # `timeout` and batch systems end a command this way: what was measured is kept.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with stages(1 + needs_matrix(chosen) + len(chosen)) as stage:
-        run(chosen, report, stage=stage, time_limit=time_limit, repetitions=repetitions)
+        whole = run(chosen, report, stage=stage, time_limit=time_limit, repetitions=repetitions)
     render(report, console())
-    title = f"gdn-jax bench: {preset}"
-    if html_file is None:
-        return finish(report, json_file, None, title)
-    from gdn_jax.bench.roofline import PLOTS
+    plots = None
+    if html_file is not None:
+        from gdn_jax.bench import roofline
 
-    return finish(report, json_file, html_file, title, PLOTS)
+        plots = roofline.PLOTS
+    status = finish(report, json_file, html_file, f"gdn-jax bench: {preset}", plots)
+    return status if whole else INTERRUPTED

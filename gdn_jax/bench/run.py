@@ -60,11 +60,14 @@ def run(
     time_limit: float | None = None,
     repetitions: int = REPETITIONS,
     clock: Callable[[], float] = time.monotonic,
-) -> None:
+) -> bool:
     """Add the copies' checks, each subject's check and row, and what was not run, to the report.
 
     A subject is not begun when less time is left than the shorter of the two before it took: one
-    may have done what several need.
+    may have done what several need. An interrupt leaves out the rest and keeps what was measured.
+
+    Returns:
+        Whether it was not interrupted.
 
     Raises:
         BackendUnavailableError: nothing that was asked for can run here.
@@ -72,6 +75,7 @@ def run(
     started = clock()
     took: list[float] = []
     refused: list[str] = []
+    interrupted = False
     rows = report.tables.setdefault("bench", [])
     not_run = report.tables.setdefault("not_run", [])
     with stage("copy"):
@@ -84,6 +88,9 @@ def run(
             report.checks.append(matrix_check(*ceilings.matrix(repetitions)))
         matrix = report.checks[-1].value or None
     for subject in chosen:
+        if interrupted:
+            not_run.append({"id": subject.id, "reason": "interrupted"})
+            continue
         begun = clock()
         if time_limit is not None and begun - started + min(took[-2:], default=0) > time_limit:
             not_run.append({"id": subject.id, "reason": f"no time left of {time_limit:g} s"})
@@ -95,6 +102,10 @@ def run(
             refused.append(str(error))
             not_run.append({"id": subject.id, "reason": refused[-1]})
             continue
+        except KeyboardInterrupt:
+            interrupted = True
+            not_run.append({"id": subject.id, "reason": "interrupted"})
+            continue
         took.append(clock() - begun)
         report.checks.append(done)
         rows.append(row(subject, done, waited.gbps, matrix))
@@ -104,6 +115,7 @@ def run(
     report.checks += slots.batch8(rows, best.gbps)
     if refused and len(refused) == len(chosen):
         raise BackendUnavailableError(f"bench: {refused[0]}")
+    return not interrupted
 
 
 def needs_matrix(chosen: Sequence[Subject]) -> bool:
