@@ -1,14 +1,14 @@
 """What a chunk of 64 tokens gives without its state, for the value heads of a key head.
 
-Grid: a CTA of 128 threads for a chunk and a key head. k·kᵀ and q·kᵀ are made once on the tensor
-cores, from bulk copies of q and k; then for each value head, with G the sum of its gates from the
-chunk's start on,
+Grid: a CTA of 128 threads for a chunk and a key head, whose q and k are copied in bulk once. Then
+for each value head, with G the sum of its gates from the chunk's start on,
 
     M[i, j] = exp(G[i] - G[j])                  for i >= j, masked before the exponential
     (I + A)·T = I,  A[i, j] = beta[i]·M[i, j]·(k[i]·k[j])   for i > j
     P[i, j] = scale·M[i, j]·(q[i]·k[j])         for i >= j
 
-T by :mod:`unit_lower`, both stored as bfloat16 parts. No exponent is positive.
+T by :mod:`unit_lower`, products on the tensor cores, both stored as bfloat16 parts. No exponent is
+positive.
 """
 
 import functools

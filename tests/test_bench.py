@@ -1,7 +1,6 @@
 """The bench command: what may be timed and what is written."""
 
 import dataclasses
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from gdn_jax import cli, oracle
-from gdn_jax.bench import ceilings, delta, layer, products, roundtrip
+from gdn_jax.bench import delta, layer, products, roundtrip
 from gdn_jax.bench import run as bench
 from gdn_jax.bench.rows import TimedCheck, copy_check, ratios, row
 from gdn_jax.bench.slope import Timing
@@ -275,48 +274,3 @@ def test_bytes_of_a_27b_layer() -> None:
     assert 72e6 < moved < 75e6
     assert delta.sizes(PRESETS["qwen3.5-27b"], 1)[1] == pytest.approx(6.3e6, rel=0.02)
     assert products.shapes(PRESETS["qwen3.5-27b"]) == ((16384, 5120), (5120, 6144))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--batch", "1,x"],
-        ["--batch", "0"],
-        ["--batch", ""],
-        ["--tokens", "63"],
-        ["--tokens", "131073"],
-        ["--tokens", "4096,"],
-        ["--backend", "triton"],
-        ["--suite", "attention"],
-        ["--time-limit", "-1"],
-        ["--repetitions", "0"],
-        ["--backend", "pallas", "--suite", "int4"],
-        ["--backend", "xla", "--suite", "middle"],
-        ["--suite", "peer"],
-        ["--backend", "pallas", "--suite", "prefill"],
-        ["--json", "/no/such/place/file.json"],
-    ],
-)
-def test_bad_usage_is_one_line_and_status_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ceilings, "_CPU_BYTES", 1 << 16)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert run(*arguments) == 2
-    streams = capsys.readouterr()
-    assert streams.out == ""
-    (line,) = [
-        line
-        for line in streams.err.splitlines()
-        if not line.startswith(("copy (", "matrix product ("))
-    ]
-    assert line.startswith("gdn-jax: ")
-
-
-def test_the_time_limit_of_the_command_lists_every_row(tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    options = ("--suite", "int4", "--suite", "delta", "--batch", "1", "--time-limit", "0")
-    assert run(*options, "--json", str(file)) == 0
-    data = json.loads(file.read_text())
-    assert data["bench"] == []
-    assert len(data["not_run"]) == 8
