@@ -1,5 +1,6 @@
 """The stack in one jit and in a few: what each computes, takes and is called."""
 
+import functools
 import math
 from typing import Any
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 
 from gdn_jax.bank import LayerBank
-from gdn_jax.bench import layer
+from gdn_jax.bench import delta, layer
 from gdn_jax.bench.subject import Prepared
 from gdn_jax.config import PRESETS
+from tests.tools import assert_close
 
 TINY = PRESETS["tiny"]
 
@@ -69,3 +71,20 @@ def test_a_jit_of_a_few_layers_takes_only_their_weights(monkeypatch: pytest.Monk
     layer._make_stack(TINY, "q4", "xla", 1, 3, 2)
     layer._token.cache_clear()
     assert taken == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize(("module", "make"), [(delta, delta.subjects), (layer, layer.one_layer)])
+def test_a_chain_walked_often_is_the_chain_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, module: Any, make: Any
+) -> None:
+    monkeypatch.setattr(module, "rounds_for", lambda *_: 3)
+    subject = next(make(TINY, [1], ["xla"]))
+    assert subject.links == 6
+    made = subject.make()
+    # A chain gives away what it is given.
+    copies = [jax.tree.map(lambda x: x + 0, made.carry) for _ in range(2)]
+    often = made.run(copies[0])
+    monkeypatch.setattr(module, "rounds_for", lambda *_: 1)
+    once = next(make(TINY, [1], ["xla"])).make().run
+    again = functools.reduce(lambda carry, _: once(carry), range(3), copies[1])
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), often, again)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax import oracle
-from gdn_jax.bench.subject import LIMIT, Prepared, Subject, links_for, poisoned, rounds_for
+from gdn_jax.bench.subject import LIMIT, Prepared, Subject, links_for, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
 from gdn_jax.delta_rule import recurrent_gated_delta_rule
 from gdn_jax.verify.metrics import distance
@@ -62,15 +62,16 @@ def _subject(cfg: GDNConfig, batch: int, backend: str) -> Subject:
         return recurrent_gated_delta_rule(q, k, v, g, beta, initial_state=S, backend=backend)
 
     def chain(carry, operands, rounds):
-        states, v = carry
-        for _ in range(rounds):
+        def walk(carry):
+            states, v = carry
             after = []
             for S in states:
                 # The output is the next value, so the calls are a chain that nothing can merge.
                 v, S = one(operands, v, S)
                 after.append(S)
-            states = after
-        return states, v
+            return after, v
+
+        return walked(walk, carry, rounds)
 
     def make() -> Prepared:
         drawn = draw(cfg, batch)

@@ -16,7 +16,7 @@ from gdn_jax.backend import select_backend
 from gdn_jax.bank import LayerBank
 from gdn_jax.bench import products
 from gdn_jax.bench.slope import blocking
-from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu, poisoned, rounds_for
+from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
 from gdn_jax.layer import decode_step
 from gdn_jax.params import LARGE, GDNParams, init_params, param_dims
@@ -182,14 +182,15 @@ def _subject(
 
     @functools.partial(jax.jit, static_argnames="rounds", donate_argnums=0)
     def chain(carry, params, rounds):
-        states, x = carry
-        for _ in range(rounds):
+        def walk(carry):
+            states, x = carry
             after = []
             for weights, state in zip(params, states, strict=True):
                 x, state = _step(weights, state, x, cfg=cfg, backend=backend)
                 after.append(state)
-            states = after
-        return states, x
+            return after, x
+
+        return walked(walk, carry, rounds)
 
     def make() -> Prepared:
         select_backend("decode_step", cfg, backend=backend)

@@ -14,7 +14,7 @@ import pallas_kernels.support
 from gdn_jax import oracle
 from gdn_jax.backend import unavailable_reason
 from gdn_jax.bench import delta
-from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for
+from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.verify.metrics import distance, unequal
@@ -91,20 +91,26 @@ def _make(cfg: GDNConfig, batch: int, layers: int, rounds: int) -> Prepared:
         )
         return onn, S[...], hist[...]
 
-    @functools.partial(jax.jit, static_argnames="layers", donate_argnums=0)
-    def chain(carry, projected, layers):
-        S, hist, onn = carry
-        kept = []
-        for layer in layers:
-            onn, S, hist = one(projected, S, hist, jnp.full((1,), layer, jnp.int32))
-            kept.append(onn[0, 0])
-        return S, hist, (onn if len(layers) == 1 else jnp.stack(kept))
+    @functools.partial(jax.jit, donate_argnums=0)
+    def chain(carry, projected):
+        def walk(carry):
+            S, hist, _ = carry
+            kept = []
+            for layer in range(layers):
+                onn, S, hist = one(projected, S, hist, jnp.full((1,), layer, jnp.int32))
+                kept.append(onn[0, 0])
+            return S, hist, jnp.stack(kept)
+
+        return walked(walk, carry, rounds)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def second(states, projected):
+        onn, S, hist = one(projected, *states, jnp.ones((1,), jnp.int32))
+        return S, hist, onn
 
     def stack(count: int):
-        states = [jnp.broadcast_to(x[n], (count, *x[n].shape)) + 0.0 for n in ("S", "hist")]
-        return (*states, jnp.zeros(()))
+        return [jnp.broadcast_to(x[n], (count, *x[n].shape)) + 0.0 for n in ("S", "hist")]
 
-    second = functools.partial(chain, layers=(1,))
     S, hist, onn = map(np.asarray, poisoned(second, stack(2), projected))
 
     def check() -> float:
@@ -115,5 +121,5 @@ def _make(cfg: GDNConfig, batch: int, layers: int, rounds: int) -> Prepared:
         worst = max(distance(found[name], right[name]).max_rel for name in right)
         return math.inf if moved else worst
 
-    every = tuple(range(layers)) * rounds
-    return Prepared(check, lambda c: chain(c, projected, layers=every), stack(layers))
+    carry = (*stack(layers), jnp.zeros(layers))
+    return Prepared(check, lambda c: chain(c, projected), carry)

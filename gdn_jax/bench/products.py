@@ -13,7 +13,7 @@ from jax import lax
 
 from gdn_jax import linear
 from gdn_jax.backend import unavailable_reason
-from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for
+from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
@@ -103,11 +103,16 @@ def _read(x: jax.Array, w: Q4Kernel) -> jax.Array:
 
 def _chain(one: Product, rounds: int, x: jax.Array, weights: Sequence[Any]) -> jax.Array:
     """One product after the other, an element of each returned so that none is left out."""
-    kept = []
-    for w in [*weights] * rounds:
-        x, y = lax.optimization_barrier((x, one(x, w)))
-        kept.append(y.ravel()[0])
-    return jnp.stack(kept)
+
+    def walk(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, kept = carry[0], []
+        for w in weights:
+            x, y = lax.optimization_barrier((x, one(x, w)))
+            kept.append(y.ravel()[0])
+        return x, jnp.stack(kept)
+
+    kind = jax.eval_shape(one, x, weights[0]).dtype
+    return walked(walk, (x, jnp.zeros(len(weights), kind)), rounds)[1]
 
 
 def draw_rows(rows: int, K: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from gdn_jax.bench.slope import Timing, slope
 
@@ -133,6 +134,13 @@ def rounds_for(nbytes: int, links: int) -> int:
         return 1
     wanted = 1.5e-3 / (links * (nbytes / 4e12 + 3e-6))
     return max(1, min(math.ceil(wanted), 256 // links))
+
+
+def walked[C](walk: Callable[[C], C], carry: C, rounds: int) -> C:
+    """``walk`` done ``rounds`` times: a loop on the device, for a longer program takes longer to
+    compile and no less time to run.
+    """
+    return walk(carry) if rounds == 1 else lax.fori_loop(0, rounds, lambda _, c: walk(c), carry)
 
 
 def links_for(nbytes: int, most: int = 64) -> int:
