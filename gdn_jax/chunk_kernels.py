@@ -11,9 +11,9 @@ from jax.custom_batching import sequential_vmap
 
 from gdn_jax.chunked import Packed, chunked
 from gdn_jax.types import Array
-from pallas_kernels import tuning
-from pallas_kernels.chunk_inside import CHUNK, inside
+from pallas_kernels.chunk_inside import inside
 from pallas_kernels.chunk_through import Chunks, through
+from pallas_kernels.tuning import CHUNK, chunk_stages
 
 FLOAT32_PARTS = 3
 """bfloat16 parts that keep the 24 bits of a float32."""
@@ -110,8 +110,8 @@ def _run(
     gates = jnp.stack([G, beta, jnp.exp(G), left, rest], axis=2)
     q, k, v = (_split(x, parts) for x in (q, k, v))
     T, P = inside(q, k, gates, scale)
-    stages = tuning.chunk_stages(parts)
-    o, S = through(Chunks(q, k, v, T, P, gates), begin, scale, jnp.swapaxes(S, 2, 3), stages=stages)
+    chunks, S = Chunks(q, k, v, T, P, gates), jnp.swapaxes(S, 2, 3)
+    o, S = through(chunks, begin, scale, S, stages=chunk_stages(parts))
     return tuple(o[n] for n in range(parts)), jnp.swapaxes(S, 2, 3)
 
 

@@ -36,8 +36,7 @@ from pallas_kernels.tensor_cores import (
     shared,
     split,
 )
-
-CHUNK = unit_lower.SIZE
+from pallas_kernels.tuning import CHUNK
 
 
 def inside(

@@ -22,7 +22,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.chunk_inside import CHUNK
 from pallas_kernels.layouts import load
 from pallas_kernels.mlir import barrier
 from pallas_kernels.tensor_cores import (
@@ -34,6 +33,7 @@ from pallas_kernels.tensor_cores import (
     shared,
     split,
 )
+from pallas_kernels.tuning import CHUNK
 
 COLUMNS = 64
 """Columns of a head's state that a CTA owns."""

@@ -11,20 +11,17 @@ from pallas_kernels.jobs import launch
 from pallas_kernels.layer import projections
 
 
-@functools.partial(jax.jit, static_argnames=("name", "interpret"))
-def products(
-    x: jax.Array, *weights: jax.Array, name: str = "products", interpret: Any = None
-) -> tuple[jax.Array, ...]:
+@functools.partial(jax.jit, static_argnames="interpret")
+def products(x: jax.Array, *weights: jax.Array, interpret: Any = None) -> tuple[jax.Array, ...]:
     """``y = w·x`` for every w, float32 [B, N] each; XLA adds the K slices, in order.
 
     Args:
         x: float32 [B, K], B at least 1.
         weights: float [N, K], or blocks of :mod:`pallas_kernels.q4_layout`.
-        name: of the kernel, as a profile shows it.
         interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU; float weights only.
 
     Raises:
         ValueError: sizes or types that do not fit.
     """
-    parts = itertools.chain(*launch(projections(x, *weights), name=name, interpret=interpret))
+    parts = itertools.chain(*launch(projections(x, *weights), name="products", interpret=interpret))
     return tuple(functools.reduce(operator.add, part) for part in parts)

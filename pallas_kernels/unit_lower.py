@@ -33,8 +33,9 @@ from pallas_kernels.mlir import (
     zero,
 )
 from pallas_kernels.tensor_cores import SQUARE, Product, products, split
+from pallas_kernels.tuning import CHUNK
 
-SIZE, BLOCK = 64, 16
+SIZE, BLOCK = CHUNK, 16
 PAD = 8
 """Spare columns of the scratch, so that rows begin in different banks."""
 

@@ -22,7 +22,7 @@ class ModelCache:
     int32 [B]. A stack of all layers would be copied to read one of them, and an array of tokens
     before heads to multiply by head.
 
-    A token beyond the room is dropped, never put elsewhere: :meth:`check` finds it before.
+    A token beyond the room is dropped, never put elsewhere: :func:`check_room` finds it before.
     """
 
     states: GDNState
