@@ -1,6 +1,8 @@
 """One layer on the GPU kernels: its weights as they read them, and its read-back."""
 
 import dataclasses
+import functools
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -105,26 +107,28 @@ class KernelLayer:
         x: Token,
         *,
         slots: tuple[Array, Array] | None = None,
-        residual: Token | None = None,
         trace: bool = False,
-    ) -> tuple[Token, GDNState, Trace | None]:
+        summed: bool = True,
+    ) -> tuple[Array, GDNState, Trace | None]:
         """One token of layer ``index`` for x [B, D], and the trace where asked for.
 
         Row b is on slot b, or reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
-        ``residual`` [B, D] is added to the output.
+        y [B, D], or where not ``summed`` the K slices that it is the sum of, [splits, B, D].
         """
-        y, S, hist, seen = layer.step(
+        parts, S, hist, seen = layer.step(
             self.weights,
             x,
             states.S,
             states.conv_hist,
             Place(jnp.full((1,), index, jnp.int32), *(slots or ())),
             heads=self.heads,
-            residual=residual,
             trace=trace,
             clusters=pallas_kernels.support.has_clusters(),
         )
         states = GDNState(S, hist)
+        if not summed:
+            return parts, states, None
+        y = functools.reduce(operator.add, parts)
         return y, states, self._trace(seen, y, states, index) if trace else None
 
     def _trace(self, seen: Any, y: Token, states: GDNState, index: int | Array) -> Trace:

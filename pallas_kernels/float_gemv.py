@@ -53,17 +53,15 @@ def gemv(
     x: jax.Array,
     w: jax.Array,
     *,
-    residual: jax.Array | None = None,
     after: jax.Array | None = None,
     tiling: tuple[int, int, int] | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """``y = w·x + residual`` in one launch: float32 [B, N].
+    """``y = w·x`` in one launch: float32 [B, N].
 
     Args:
         x: float32 [B, K].
         w: float32, bfloat16 or float16 [N, K]; K a multiple of 32.
-        residual: float32 [B, N]; None adds nothing.
         after: an array that is not read, so that this call runs after the one that makes it.
         tiling: see :func:`job`.
         interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU.
@@ -73,7 +71,7 @@ def gemv(
     """
     if x.shape[0] == 0:
         return jnp.zeros((0, w.shape[0]), jnp.float32)
-    work = job(x, w, residual=residual, tiling=tiling)
+    work = job(x, w, tiling=tiling)
     ((y,),) = launch([work], name="float_gemv", after=after, interpret=interpret)
     return y[0]
 
@@ -84,7 +82,6 @@ def job(
     *,
     splits: int = 1,
     block: int = ROWS_A_BLOCK,
-    residual: jax.Array | None = None,
     tiling: tuple[int, int, int] | None = None,
 ) -> Job:
     """The share of every K slice in ``y = w·x``: a job with one output, float32 [splits, B, N].
@@ -94,7 +91,6 @@ def job(
         w: float32, bfloat16 or float16 [N, K]; K a multiple of 32.
         splits: K slices; K must be a multiple of ``32·splits``.
         block: most rows of x that a CTA takes.
-        residual: float32 [B, N] to be added; needs one slice.
         tiling: rows of weights a warp owns, most vectors of a row that a lane requests at once,
             bytes of a vector; None takes :func:`pallas_kernels.tuning.float_gemv_tiling`.
 
@@ -110,10 +106,6 @@ def job(
         raise ValueError(reason)
     if columns != K or splits < 1 or K % (UNIT * splits) or B < 1:
         raise ValueError(f"x {x.shape}, w {w.shape} and {splits} splits do not fit each other")
-    if residual is not None and (residual.shape != (B, N) or splits > 1):
-        raise ValueError(
-            f"residual {residual.shape} for {splits} splits; {(B, N)} for one is needed"
-        )
     blocks = -(-B // block)
     batch, size = -(-B // blocks), w.dtype.itemsize
     per_warp, most, width = tiling or tuning.float_gemv_tiling(batch, size)
@@ -126,8 +118,7 @@ def job(
     full, rest = divmod(N, rows)
     tiles = full + rest
 
-    def body(index: Any, x: Any, w: Any, *refs: Any) -> None:
-        *added, out = refs
+    def body(index: Any, x: Any, w: Any, out: Any) -> None:
         first, index = lax.rem(index, blocks) * batch, lax.div(index, blocks)
         tile, split = lax.rem(index, tiles), lax.div(index, tiles)
         vectors = [x.at[jnp.minimum(first + b, B - 1), split] for b in range(batch)]
@@ -141,9 +132,6 @@ def job(
             for b, y in enumerate(_sums(weights, vectors, many, layout, pieces)):
 
                 def store(b=b, y=y) -> None:
-                    for ref in added:
-                        place = ref.at[first + b, at]
-                        y += load(place, layout.reduce((1, 2))) if many else place[...]
                     out[split, first + b, at] = y
 
                 always = (blocks - 1) * batch + b < B
@@ -164,10 +152,9 @@ def job(
             pl.when(tile >= full)(row_left_over)
 
     shape = (splits, pieces, steps // pieces * lanes, vector)
-    added = () if residual is None else (residual,)
     return Job(
         ctas=blocks * tiles * splits,
-        operands=(x.reshape(B, *shape), w.reshape(N, *shape), *added),
+        operands=(x.reshape(B, *shape), w.reshape(N, *shape)),
         outs=(jax.ShapeDtypeStruct((splits, B, N), jnp.float32),),
         body=body,
     )

@@ -1,7 +1,7 @@
 """One token of one layer in three launches: input projections, middle, output projection.
 
-The partial sums of an int4 output projection are left to XLA, which adds them, and the residual,
-in one loop with whatever follows: less than what a sum inside the kernel cost.
+The partial sums of an int4 output projection are left to whatever follows, XLA or a kernel, which
+adds them in one pass with its own work: less than what a sum inside this kernel cost.
 """
 
 import functools
@@ -53,14 +53,13 @@ def step(
     place: Place,
     *,
     heads: Heads,
-    residual: jax.Array | None = None,
     trace: bool = False,
     clusters: bool = True,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Mapping[str, jax.Array]]:
     """The seven steps for every row of x; S and hist are updated in place where XLA may.
 
-    An idle row reads and writes no state; its output is zero, or the residual.
+    An idle row reads and writes no state; its output is zero.
 
     Args:
         weights: of the layer.
@@ -68,13 +67,13 @@ def step(
         S, hist: float32 [L, N, HV, K, V] and [L, N, W-1, C], the states of a stack.
         place: the part of the stack, and the slots of the rows.
         heads: heads and widths.
-        residual: float32 [B, D], added to the output.
         trace: also return what the middle kernel reads back and ONN.
         clusters: whether the device has thread-block clusters, from compute capability 9.0 on.
         interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU; float weights only.
 
     Returns:
-        y [B, D], S, hist, and the intermediates by name.
+        K slices of y, to be added in order, float32 [splits, B, D]; S, hist, and the intermediates
+        by name.
     """
     states = jax.new_ref(S), jax.new_ref(hist)
     # The large jobs are a little less than one wave of CTAs; the small ones run in what it leaves.
@@ -95,8 +94,8 @@ def step(
         interpret=interpret,
     )
     if is_int4(weights.out):
-        y = q4_gemv.gemv(onn, weights.out, residual=residual)
+        parts = q4_gemv.gemv_parts(onn, weights.out)
     else:
-        y = float_gemv.gemv(onn, weights.out, residual=residual, interpret=interpret)
+        parts = float_gemv.gemv(onn, weights.out, interpret=interpret)[None]
     S, hist = settled(*(state[...] for state in states))
-    return y, S, hist, ({**seen, "ONN": onn} if trace else {})
+    return parts, S, hist, ({**seen, "ONN": onn} if trace else {})

@@ -143,25 +143,19 @@ def gemv(
     x: jax.Array,
     w: jax.Array,
     *,
-    residual: jax.Array | None = None,
     plan: tuning.Q4Plan | None = None,
     after: jax.Array | None = None,
 ) -> jax.Array:
-    """``y = w·x + residual``: x float32 [B, K], w the blocks of weights [N, K] -> y float32 [B, N].
+    """``y = w·x``: x float32 [B, K], w the blocks of weights [N, K] -> y float32 [B, N].
 
-    XLA adds the K slices, in order of their columns and the residual last, and may fuse the sum
-    with what follows. Equal arguments give equal bits. A row of x that is not finite gives a row
-    of NaN and touches no other.
+    XLA adds the K slices, in order of their columns, and may fuse the sum with what follows.
+    Equal arguments give equal bits. A row of x that is not finite gives a row of NaN and touches no
+    other.
 
     Args:
         x, w, plan, after: as for :func:`gemv_parts`; B may be 0.
-        residual: float32 [B, N].
     """
     _check(x, w)
-    shape = x.shape[0], w.shape[0] * TILE
-    if residual is not None and residual.shape != shape:
-        raise ValueError(f"residual is {residual.shape}, needed {shape}")
-    if shape[0] == 0:
-        return jnp.zeros(shape, jnp.float32)
-    y = functools.reduce(operator.add, gemv_parts(x, w, plan=plan, after=after))
-    return y if residual is None else y + residual
+    if x.shape[0] == 0:
+        return jnp.zeros((0, w.shape[0] * TILE), jnp.float32)
+    return functools.reduce(operator.add, gemv_parts(x, w, plan=plan, after=after))

@@ -54,6 +54,11 @@ def chunk_stages(parts: int) -> int:
     return 3 if parts == 1 else 1
 
 
+def norm_ctas(pieces: int) -> int:
+    """CTAs that share a row of ``pieces`` · 128 columns whose norm is taken."""
+    return next(n for n in (8, 4, 2, 1) if pieces % n == 0)
+
+
 class Q4Plan(NamedTuple):
     """How the int4 kernel divides its work: a CTA takes ``rows`` of x, ``tiles`` · 64 rows of
     weights and one of ``splits`` K slices. It requests ``chunk`` · 64 columns of weights at once,

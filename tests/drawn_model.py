@@ -17,10 +17,10 @@ from gdn_jax.verify.draw import draw_weights
 MATRICES = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", *LARGE}
 
 CFG = ModelConfig(
-    gdn=gdn.GDNConfig(64, 1, 2, 64, 128),
+    gdn=gdn.GDNConfig(128, 1, 2, 64, 128),
     layer_types=(LINEAR, FULL, LINEAR),
     vocab_size=128,
-    hidden_size=64,
+    hidden_size=128,
     intermediate_size=192,
     num_attention_heads=4,
     num_key_value_heads=2,

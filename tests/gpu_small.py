@@ -24,6 +24,7 @@ from gdn_jax.verify.draw import draw_inputs, draw_weights
 from gdn_jax.verify.metrics import distance
 from pallas_kernels import layer, support
 from pallas_kernels.place import Place
+from pallas_kernels.residual_norm import residual_norm
 
 CONFIGS = (
     (gdn.GDNConfig(128, 1, 3, 128, 128), 1),
@@ -69,11 +70,11 @@ def worst_of_layer(cfg: gdn.GDNConfig, B: int, kind: str) -> float:
         state[0], state[1, np.setdiff1d(np.arange(B + 3), slots)] = np.nan, np.nan
     kernels = KernelLayer(params, cfg)
     place = Place(jnp.ones(1, jnp.int32), jnp.asarray(slots), jnp.asarray(slots))
-    y, S, _, _ = layer.step(
+    parts, S, _, _ = layer.step(
         kernels.weights, jnp.asarray(x), *map(jnp.asarray, states), place, heads=kernels.heads,
         trace=True, clusters=support.has_clusters(),
     )  # fmt: skip
-    worst = 0.0
+    y, worst = np.asarray(parts).sum(0), 0.0
     for row, slot in enumerate(slots):
         if slot < 0:
             worst = max(worst, float(np.abs(y[row]).max()))
@@ -82,6 +83,21 @@ def worst_of_layer(cfg: gdn.GDNConfig, B: int, kind: str) -> float:
         ref = oracle.layer_trace(weights, cfg, x[row : row + 1], **before)
         for found, exact in ((y[row], ref["OUT"][0]), (S[1, slot], ref["S"][0])):
             worst = max(worst, distance(np.asarray(found), exact).max_rel)
+    return worst
+
+
+def worst_of_norm(B: int) -> float:
+    """Distance to float64 of a residual stream and its norm, in clusters of one, two and eight."""
+    rng, worst = np.random.default_rng(0), 0.0
+    for D in (128, 768, 1024):
+        parts, residual, weight = (
+            rng.normal(size=s).astype(np.float32) for s in ((3, B, D), (B, D), (D,))
+        )
+        x = oracle.wide(parts).sum(0) + residual
+        normed = (1 + weight) * x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+        found = residual_norm(*map(jnp.asarray, (parts, residual, weight)), eps=1e-6)
+        for a, b in zip(found, (x, normed), strict=True):
+            worst = max(worst, distance(np.asarray(a), b).max_rel)
     return worst
 
 
@@ -141,6 +157,8 @@ def main() -> int:
     for cfg, B in CONFIGS:
         runs = {kind: worst_of_layer(cfg, B, kind) for kind in ("float32", "bfloat16", "int4")}
         runs["operators"] = worst_of_operators(cfg, B)
+        if support.has_clusters():
+            runs["norm"] = worst_of_norm(B)
         if support.unavailable_reason(support.Sizes(chunk=64)) is None:
             runs["chunks"] = worst_of_chunks(cfg, "float32")
             runs["narrow chunks"] = worst_of_chunks(cfg, "bfloat16")

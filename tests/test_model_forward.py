@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import types
 from typing import Any
 
 import jax
@@ -12,14 +13,14 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gdn_jax as gdn
-from gdn_jax.models import attention, steps
+from gdn_jax.models import attention, residual, steps
 from gdn_jax.models import route as routes
 from gdn_jax.models.cache import ModelCache, check_room
 from gdn_jax.models.forward import Call, forward, prefill_blocks
 from gdn_jax.models.kernel_weights import to_kernel
 from gdn_jax.models.route import Route
 from gdn_jax.models.sampling import Sampling
-from pallas_kernels import float_gemv, joint
+from pallas_kernels import float_gemv, joint, residual_norm
 from pallas_kernels import layer as layer_kernels
 from tests.drawn_model import CFG, drawn, over_matrices
 from tests.tools import assert_close, assert_refused, assert_same_bits, pretend_device
@@ -159,7 +160,13 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, function)
 
 
-def test_a_step_on_the_kernels_is_a_step_on_xla(interpreted: None) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_on_the_kernels_is_a_step_on_xla(interpreted: None, monkeypatch, fused) -> None:
+    if fused:  # the kernel between two blocks too, in one CTA
+        alone = functools.partial(residual_norm.residual_norm, size=1, interpret=INTERPRET)
+        monkeypatch.setattr(residual.residual_norm, "residual_norm", alone)
+        clusters = types.SimpleNamespace(has_clusters=lambda: True)
+        monkeypatch.setattr(residual, "support", clusters)
     _, cache = after_a_prompt()
     y, wanted = step(params(), cache, tokens(2, 1, 1), [1, 0])
     z, found = step(params(), cache, tokens(2, 1, 1), [1, 0], route=Route(backend="pallas"))
@@ -187,8 +194,9 @@ def test_a_loop_of_steps_holds_the_kernels_and_copies_no_state(monkeypatch, kind
     else:
         weights = over_matrices(lambda w: w.astype(jnp.bfloat16), params())
     text = cross_lowered(weights, B)
-    # Three of a linear layer; q|k|v, o; gate|up, down; the head: each once, however often called.
-    assert text.count("@mosaic_gpu_v2") == 8
+    # Three of a linear layer; q|k|v, o; gate|up, down; the head; a norm between two blocks: each
+    # once, however often called.
+    assert text.count("@mosaic_gpu_v2") == 9
     S = f"tensor<2x{B}x2x64x128xf32>"
     assert S in text
     moved = re.compile(r"stablehlo\.(slice|dynamic_slice|dynamic_update_slice|gather|scatter|"
@@ -213,7 +221,7 @@ def test_which_attention_is_asked_for_what(monkeypatch) -> None:
 
     trace(3, route=Route(attention="cudnn"), fresh=True)
     trace(3, route=Route(attention="cudnn"), reach=8)
-    trace(1, route=Route(attention="cudnn"), reach=8)
+    trace(1, reach=8)
     own, behind, step = asked
     assert own == (3, {"is_causal": True, "implementation": "cudnn"})
     assert (behind[0], set(behind[1]), behind[1]["implementation"]) == (
@@ -228,7 +236,7 @@ def test_which_attention_is_asked_for_what(monkeypatch) -> None:
     # An idle row of a full cache asks for no key that is not there.
     k, one = jnp.zeros((2, 2, 4, 8), jnp.bfloat16), jnp.asarray([[2], [4]], jnp.int32)
     q = jnp.zeros((2, 1, 6, 8), jnp.bfloat16)
-    assert attention._step(q, k, k, one, 2, Route(step_attention="cudnn")).shape == q.shape
+    assert attention._step(q, k, k, one, 2, Route(attention="cudnn")).shape == q.shape
     keys, options = asked[-1]
     assert (keys, options["implementation"]) == (4, "cudnn")
     assert options["query_seq_lengths"].tolist() == [1, 1, 1, 1]

@@ -6,19 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams
+from gdn_jax.models.residual import Stream, added, rms_norm
 from gdn_jax.models.route import Route, products
-from gdn_jax.projection import rsqrt
 from gdn_jax.types import Array
-
-
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """``(1 + w) · x · rsqrt(mean(x²) + eps)`` over the last axis."""
-    normed = x * rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    return normed * lax.expand_dims(1.0 + weight, range(x.ndim - 1))
 
 
 def rotate(x: Array, positions: Array, cfg: ModelConfig) -> Array:
@@ -47,7 +40,7 @@ def attend(
     lengths: Array | None = None,
     reach: int | None = None,
     fresh: bool = False,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Stream, Array, Array]:
     """Tokens ``start`` to ``start + T - 1`` of each row, after all that the cache has of it.
 
     ``residual + Wo·(softmax(q·k / sqrt(A))·v · sigmoid(gate))``: x [B, T, D] -> [B, T, D], and the
@@ -81,8 +74,7 @@ def attend(
     else:
         o = _after(q, k_cache, v_cache, positions, reach, route)
     o = (o.astype(jnp.float32) * jax.nn.sigmoid(gate)).reshape(B, T, H * A)
-    (y,) = products(o, params.o_proj, route=route, residual=residual)
-    return y, k_cache, v_cache
+    return added(o, params.o_proj, residual, route), k_cache, v_cache
 
 
 def _own(q: Array, k: Array, v: Array, route: Route) -> Array:
@@ -102,8 +94,11 @@ def _after(
 
 
 def _step(q: Array, k: Array, v: Array, positions: Array, reach: int | None, route: Route) -> Array:
-    """One token a row. cuDNN reads the keys that there are, XLA all below ``reach``."""
-    if route.step_attention == "cudnn":
+    """One token a row. cuDNN reads the keys that there are, XLA all below ``reach``.
+
+    Of a single row XLA is as fast, of eight at 10 000 tokens 1.4 times slower (H200).
+    """
+    if route.attention == "cudnn" and len(q) > 1:
         # An idle row at the end of its room would ask for one key more than there are.
         there = jnp.minimum(positions[:, 0] + 1, k.shape[2])
         there = jnp.repeat(there, k.shape[1])

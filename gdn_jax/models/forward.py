@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +12,11 @@ from jax import lax
 from gdn_jax.kernel_layer import KernelLayer
 from gdn_jax.layer import forward as gdn_step
 from gdn_jax.layer import prefill_tokens
-from gdn_jax.models.attention import attend, rms_norm
+from gdn_jax.models.attention import attend
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams, BlockParams, ModelParams
+from gdn_jax.models.residual import Stream, added, joined, normed, whole
 from gdn_jax.models.route import PLAIN, Route, products
 from gdn_jax.params import GDNParams
 from gdn_jax.projection import Weight
@@ -90,16 +92,16 @@ def _embed(embedding: Array, tokens: Array) -> Array:
 
 def _linear_block(
     states: GDNState,
-    x: Array,
+    x: Stream,
     block: BlockParams,
     index: int | Array,
     lengths: Array | None,
     call: Call,
-) -> tuple[GDNState, Array]:
+) -> tuple[GDNState, Stream]:
     """A block whose mixer is layer ``index`` of the states."""
     cfg, params = call.cfg, block.mixer
     assert isinstance(params, GDNParams)
-    h = rms_norm(x, block.input_norm, cfg.norm_eps)
+    x, h = normed(x, block.input_norm, cfg.norm_eps)
     if x.shape[1] > 1:
         own = jax.tree.map(lambda s: s[index], states)
         route = call.route
@@ -113,8 +115,8 @@ def _linear_block(
             slot = jnp.where(lengths > 0, jnp.arange(len(x), dtype=jnp.int32), -1)
             slots = slot, slot
         layer = KernelLayer(params, cfg.gdn)
-        y, states, _ = layer.step(states, index, h[:, 0], slots=slots, residual=x[:, 0])
-        x = y[:, None]
+        parts, states, _ = layer.step(states, index, h[:, 0], slots=slots, summed=False)
+        x = joined(parts, x)
     else:
         own = jax.tree.map(lambda s: s[index], states)
         y, new, _ = gdn_step(params, own, h[:, 0], cfg.gdn)
@@ -132,17 +134,18 @@ def _where_active(lengths: Array, new: Array, old: Array) -> Array:
 
 def _full_block(
     kv: tuple[Array, Array],
-    x: Array,
+    x: Stream,
     block: BlockParams,
     start: Array,
     lengths: Array | None,
     call: Call,
-) -> tuple[tuple[Array, Array], Array]:
+) -> tuple[tuple[Array, Array], Stream]:
     """A block of full attention over its own keys and values."""
     assert isinstance(block.mixer, AttentionParams)
+    x, h = normed(x, block.input_norm, call.cfg.norm_eps)
     y, k, v = attend(
         block.mixer,
-        rms_norm(x, block.input_norm, call.cfg.norm_eps),
+        h,
         *kv,
         start,
         call.cfg,
@@ -155,24 +158,23 @@ def _full_block(
     return (k, v), _mlp(block, y, call)
 
 
-def _mlp(block: BlockParams, x: Array, call: Call) -> Array:
+def _mlp(block: BlockParams, x: Stream, call: Call) -> Stream:
     """SwiGLU: ``x + Wdown·(silu(Wgate·h) · Wup·h)``."""
-    h = rms_norm(x, block.mlp_norm, call.cfg.norm_eps)
+    x, h = normed(x, block.mlp_norm, call.cfg.norm_eps)
     gate, up = products(h, block.gate_proj, block.up_proj, route=call.route)
-    h = jax.nn.silu(gate) * up
-    (y,) = products(h, block.down_proj, route=call.route, residual=x)
-    return y
+    return added(jax.nn.silu(gate) * up, block.down_proj, x, call.route)
 
 
-def _head(norm: Array, head: Weight, x: Array, lengths: Array | None, call: Call) -> Array:
+def _head(norm: Array, head: Weight, x: Stream, lengths: Array | None, call: Call) -> Array:
     """Logits [B, T, vocab], or [B, vocab] of the last token."""
-    if call.logits == "last":
+    if call.logits == "last" and isinstance(x, jax.Array) and x.shape[1] > 1:
         if lengths is None:
             x = x[:, -1:]
         else:
             at = jnp.maximum(lengths - 1, 0)[:, None, None]
             x = jnp.take_along_axis(x, at, axis=1)
-    (y,) = products(rms_norm(x, norm, call.cfg.norm_eps), head, route=call.route)
+    _, h = normed(x, norm, call.cfg.norm_eps)
+    (y,) = products(h, head, route=call.route)
     return y[:, 0] if call.logits == "last" else y
 
 
@@ -185,11 +187,22 @@ class _Parts(NamedTuple):
     head: Any
 
 
+def _alone(block: Callable[..., tuple[Any, Stream]]) -> Any:
+    """A block as a program: it ends with the sums that another would begin with."""
+
+    @functools.wraps(block)
+    def run(*args: Any) -> tuple[Any, Array]:
+        state, x = block(*args)
+        return state, whole(x)
+
+    return jax.jit(run, static_argnums=5, donate_argnums=(0, 1))
+
+
 _PLAIN = _Parts(_embed, _linear_block, _full_block, _head)
 _COMPILED = _Parts(
     jax.jit(_embed),
-    jax.jit(_linear_block, static_argnames="call", donate_argnums=(0, 1)),
-    jax.jit(_full_block, static_argnames="call", donate_argnums=(0, 1)),
+    _alone(_linear_block),
+    _alone(_full_block),
     jax.jit(_head, static_argnames="call"),
 )
 

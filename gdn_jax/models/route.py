@@ -28,14 +28,12 @@ class Route:
 
     ``backend``: one token a row runs on the kernels (``"pallas"``) or on XLA. More tokens run on
     XLA but for the delta rule, which ``rule`` runs; with ``narrow`` what is multiplied is rounded
-    to bfloat16. ``attention`` (``"cudnn"`` or ``"xla"``) is that of many tokens,
-    ``step_attention`` that of one.
+    to bfloat16. ``attention`` is ``"cudnn"`` or ``"xla"``.
     """
 
     backend: str = "xla"
     rule: str = "xla"
     attention: str = "xla"
-    step_attention: str = "xla"
     narrow: bool = False
 
     @property
@@ -111,24 +109,23 @@ def kernel_reason(w: Weight) -> str | None:
     return float_gemv.unavailable_reason(*w.shape)
 
 
-def products(
-    x: Array, *weights: Weight, route: Route, residual: Array | None = None
-) -> tuple[Array, ...]:
-    """``w·x (+ residual)`` for every weight: x [B, T, D] -> [B, T, N] each.
+def products(x: Array, *weights: Weight, route: Route) -> tuple[Array, ...]:
+    """``w·x`` for every weight: x [B, T, D] -> [B, T, N] each.
 
     One token a row on the kernels is one launch for all weights.
     """
     B, T, D = x.shape
     if T > 1 or route.backend == "xla":
         ws = [Rounded(w) if T > 1 and route.narrow else w for w in weights]
-        ys = tuple(project(x, w) for w in ws)
-        return ys if residual is None else tuple(y + residual for y in ys)
+        return tuple(project(x, w) for w in ws)
     arrays = [w.blocks if isinstance(w, Q4Kernel) else w for w in weights]
-    rows = x.reshape(B, D)
-    if residual is None:
-        ys = joint.products(rows, *arrays)
-    else:
-        (w,) = arrays
-        gemv = q4_gemv.gemv if isinstance(weights[0], Q4Kernel) else float_gemv.gemv
-        ys = (gemv(rows, w, residual=residual.reshape(B, -1)),)
+    ys = joint.products(x.reshape(B, D), *arrays)
     return tuple(y.reshape(B, T, -1) for y in ys)
+
+
+def sliced_product(x: Array, w: Weight) -> Array:
+    """``w·x`` on the kernels as K slices, to be added in order: [B, D] -> [splits, B, N]."""
+    if isinstance(w, Q4Kernel):
+        return q4_gemv.gemv_parts(x, w.blocks)
+    assert isinstance(w, jax.Array)
+    return float_gemv.gemv(x, w)[None]
