@@ -37,7 +37,8 @@ def whole(x: Stream) -> Array:
     """The stream as one array."""
     if not isinstance(x, Partial):
         return x
-    return functools.reduce(operator.add, list(x.parts))[:, None] + x.residual
+    total: Array = functools.reduce(operator.add, x.parts)
+    return total[:, None] + x.residual
 
 
 def normed(x: Stream, weight: Array, eps: float) -> tuple[Array, Array]:
