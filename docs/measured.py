@@ -17,6 +17,17 @@ REFERENCE = (
     ("its int4 layer, 73 MB a token", 156.0, 73e6 / 156e-6 / 1e9),
 )
 """What it is, µs and GB/s, on an RTX 5090."""
+PUBLISHED = (
+    ("FlashInfer", 8192, 393.0),
+    ("FlashQLA", 8192, 410.0),
+    ("FlashInfer", 32768, 1557.0),
+    ("FlashQLA", 32768, 1260.0),
+)
+"""FlashQLA's table of the chunked rule: whose, tokens of one sequence, and µs on an H200."""
+PUBLISHED_OF = ("NVIDIA H200", "chunk", "48x128x128_t")
+"""The device, kernel and shape that they are set beside."""
+MODEL = ("model_decode", "model_prefill")
+"""Kernels of whole models, which have a table to themselves."""
 BATCHES = (1, 8, 64)
 """Rows that README shows; the files have all."""
 LADDER_FIELDS = (
@@ -119,7 +130,7 @@ def _results(kind: str) -> tuple[list[Path], list[Row]]:
 
 
 def _times(device: str, results: list[Row]) -> list[str]:
-    """The newest row of each id, with the ratios of its own run."""
+    """The newest row of each id, with the ratios of its own run, and what stands beside them."""
     rows: dict[str, Row] = {}
     for result in sorted(results, key=lambda result: result["environment"]["date"]):
         for row in result["bench"]:
@@ -129,13 +140,22 @@ def _times(device: str, results: list[Row]) -> list[str]:
     for row in rows.values():
         what = (row["kernel"], row["shape"], row["batch"])
         by_backend.setdefault(what, {})[row["backend"]] = row
+    copies = (_span([result["checks"][i]["value"] for result in results]) for i in range(2))
+    said = "{}; the copy `x + 1` of the same run: {} GB/s, with each call waited for {}"
+    said = said.format(device, *copies)
+    said += f"; the card {CARD_GBPS[device]}." if device in CARD_GBPS else "."
+    models, published = _models(by_backend), _published(device, by_backend)
+    return [said, "", *_kernels(device, by_backend), "", *models, *published]
+
+
+def _kernels(device: str, by_backend: dict[tuple[Any, ...], dict[str, Row]]) -> list[str]:
     head = ["kernel", "shape", "B", "backend", "µs", "± half range", "GB/s", "of the copy"]
     head += ["of the blocking copy", "of the card", "of streaming only"]
-    head += ["times faster than XLA", "than fla", "error"]
+    head += ["times faster than XLA", "than fla", "than jla", "error"]
     lines = [head]
     for what, found in by_backend.items():
         row = found.get("pallas") or found.get("xla")
-        if row is None or row["us"] is None or row["batch"] not in BATCHES:
+        if row is None or row["us"] is None or row["batch"] not in BATCHES or what[0] in MODEL:
             continue
         card = CARD_GBPS.get(device)
         layer = f" ({row['us_a_layer']:.2f} a layer)" if row["us_a_layer"] else ""
@@ -144,18 +164,46 @@ def _times(device: str, results: list[Row]) -> list[str]:
         cells += [f"{(row['us_high'] - row['us_low']) / 2:.2f}", f"{row['gbps']:.0f}"]
         shares = row["share"], row["share_blocking"], card and row["gbps"] / card
         cells += map(_percent, (*shares, row["ratios"].get("stream")))
-        compared = (row["ratios"].get(other) for other in ("xla", "fla"))
+        compared = (row["ratios"].get(other) for other in ("xla", "fla", "jla"))
         cells += [f"{ratio:.2f}" if ratio else "–" for ratio in compared]
         lines.append([*cells, f"{row['error']:.1e}"])
-    copies = (_span([result["checks"][i]["value"] for result in results]) for i in range(2))
-    said = "{}; the copy `x + 1` of the same run: {} GB/s, with each call waited for {}"
-    said = said.format(device, *copies)
-    return [
-        said + (f"; the card {CARD_GBPS[device]}." if device in CARD_GBPS else "."),
-        "",
-        *_table(lines),
-        "",
-    ]
+    return _table(lines)
+
+
+def _models(by_backend: dict[tuple[Any, ...], dict[str, Row]]) -> list[str]:
+    """Steps and prompts of whole models, every batch."""
+    head = ["whole model", "shape", "B", "backend", "ms", "± half range", "tokens/s"]
+    head += ["share of the floor", "of the matrix product", "peak GB", "error"]
+    lines = [head]
+    for what, found in by_backend.items():
+        for row in found.values():
+            if what[0] not in MODEL or row["us"] is None:
+                continue
+            prompt, held = row["matrix"], row["peak_bytes"]
+            name = "a prompt to its first token" if prompt else "a step"
+            half = (row["us_high"] - row["us_low"]) / 2e3
+            cells = [name, row["shape"], str(row["batch"]), row["backend"]]
+            cells += [f"{row['us'] / 1e3:.2f}", f"{half:.2f}", f"{row['tokens_a_second']:.1f}"]
+            cells += [_percent(None if prompt else row["share"]), _percent(row["share_matrix"])]
+            lines.append([*cells, f"{held / 1e9:.2f}" if held else "–", f"{row['error']:.1e}"])
+    if len(lines) == 1:
+        return []
+    floor = "The floor of a step: weights and keys read once, states read and written, "
+    return [*_table(lines), "", floor + "at the copy's rate.", ""]
+
+
+def _published(device: str, by_backend: dict[tuple[Any, ...], dict[str, Row]]) -> list[str]:
+    """Our time of the chunked rule over figures that others published; none without ours."""
+    where, kernel, shape = PUBLISHED_OF
+    lines = [["chunked rule, one sequence", "tokens", "µs", "published µs", "ours / published"]]
+    for whose, tokens, us in PUBLISHED:
+        ours = by_backend.get((kernel, f"{shape}{tokens}", 1), {}).get("pallas")
+        if device != where or ours is None or ours["us"] is None:
+            continue
+        ratio = f"{ours['us'] / us:.2f}"
+        cells = [f"{whose}, published, not measured here", str(tokens), f"{ours['us']:.0f}"]
+        lines.append([*cells, f"{us:.0f}", ratio])
+    return [*_table(lines), ""] if len(lines) > 1 else []
 
 
 def _percent(share: float | None) -> str:

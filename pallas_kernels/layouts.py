@@ -42,6 +42,16 @@ def channels(width: int) -> Any:
     )
 
 
+def in_every_warp(width: int) -> Any:
+    """A [width] array, a multiple of 32, that each warp has all of: neighbours in a lane."""
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((width,), (width // 32,))),
+        warp_dims=(plgpu.Replicated(4),),
+        lane_dims=(-2,),
+        vector_dim=-1,
+    )
+
+
 def taps_of(weight: Any, width: int) -> list[jax.Array]:
     """The columns of a reference [width, W], each in the layout of :func:`channels`.
 

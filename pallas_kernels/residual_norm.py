@@ -16,7 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import cluster, tuning
-from pallas_kernels.layouts import channels, load, rsqrt
+from pallas_kernels.layouts import channels, in_every_warp, load, rsqrt
+from pallas_kernels.mlir import barrier
 
 PIECE = 128
 """Columns that a CTA takes at once, one a thread; D is a multiple of it."""
@@ -54,13 +55,13 @@ def residual_norm(
     size = size or tuning.norm_ctas(D // PIECE)
     out = jax.ShapeDtypeStruct((B, D), jnp.float32)
     kernel = plgpu.kernel(
-        functools.partial(_body, eps, size),
+        functools.partial(_body, eps, size, interpret is not None),
         out_type=[out, out],
         grid=(B,),
         grid_names=("row",),
         cluster=(size,) if size > 1 else (),
         cluster_names=("part",) if size > 1 else (),
-        scratch_types=[cluster.scratch(size)],
+        scratch_types=[plgpu.SMEM((PIECE,), jnp.float32), cluster.scratch(size)],
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         interpret=interpret,
         kernel_name="residual_norm",
@@ -69,8 +70,8 @@ def residual_norm(
     return x, normed
 
 
-def _body(eps: float, size: int, *refs: Any) -> None:
-    parts, residual, weight, x_out, normed_out, mailbox = refs
+def _body(eps: float, size: int, interpreted: bool, *refs: Any) -> None:
+    parts, residual, weight, x_out, normed_out, squares, mailbox = refs
     splits, D = parts.shape[0], parts.shape[2]
     row, own = lax.axis_index("row"), D // size
     first = lax.axis_index("part") * own if size > 1 else 0
@@ -88,7 +89,11 @@ def _body(eps: float, size: int, *refs: Any) -> None:
         xs.append(functools.reduce(operator.add, [*terms, read(residual.at[row, at])]))
     for at, x in zip(places, xs, strict=True):
         x_out[row, at] = x
-    square = jnp.sum(functools.reduce(operator.add, [x * x for x in xs]))
+    squares[...] = functools.reduce(operator.add, [x * x for x in xs])
+    if not interpreted:
+        barrier()
+    # Every warp adds all of them: a sum over warps would have their lanes write to one place.
+    square = jnp.sum(load(squares, in_every_warp(PIECE)))
     if size > 1:
         cluster.wait()
         square = cluster.total(square, mailbox, size)

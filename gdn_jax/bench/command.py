@@ -28,7 +28,10 @@ SUITES = (
     "roundtrip",
     "slots",
     "prefill",
+    "model",
 )
+DEFAULT = SUITES[:-1]
+"""Without a whole model, whose weights are many times what the other suites hold."""
 
 
 def _numbers(low: int, high: int, like: str) -> Callable[..., tuple[int, ...]]:
@@ -60,7 +63,8 @@ def _numbers(low: int, high: int, like: str) -> Callable[..., tuple[int, ...]]:
     "suites",
     multiple=True,
     type=click.Choice(SUITES),
-    help="May be repeated; everything by default.",
+    help="May be repeated; everything but `model` by default. `model` makes a whole one of the "
+    "preset's shape, 17 GB at 27B, or on a CPU its first four layers and a vocabulary of 4096.",
 )
 @click.option(
     "--batch",
@@ -105,7 +109,7 @@ def bench(
     json_file: str | None,
     html_file: str | None,
 ) -> int:
-    """Time kernels and layers, each behind a check against float64 made in the same run.
+    """Time kernels, layers and whole models, each behind a check made in the same run.
 
     Ctrl-C and SIGTERM end it early: what was measured is shown and written, with exit status 130.
     """
@@ -119,7 +123,7 @@ def bench(
         "layer": preset,
         "config": str(PRESETS[preset]),
         "backend": backend,
-        "suites": ", ".join(suites) or "all",
+        "suites": ", ".join(suites or DEFAULT),
         "batches": ", ".join(map(str, batches)),
         "tokens": ", ".join(map(str, tokens)),
         "repetitions": repetitions,
@@ -127,7 +131,7 @@ def bench(
     }
     report = Report(environment(), settings)
     backends = BACKENDS if backend == "all" else (backend,)
-    chosen = subjects(PRESETS[preset], suites or SUITES, batches, backends, tokens)
+    chosen = subjects(PRESETS[preset], suites or DEFAULT, batches, backends, tokens)
     if not chosen:
         raise click.UsageError(f"--suite {', '.join(suites)}: no row of backend {backend}")
     # `timeout` and batch systems end a command this way: what was measured is kept.

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gdn_jax.bench.rows import COPIES, MATRIX, OTHERS, host_bound
+from gdn_jax.bench.rows import COPIES, MATRIX, MODEL, OTHERS, host_bound
 from gdn_jax.verify import render as shared
 from gdn_jax.verify.report import Report, Row
 
@@ -58,7 +58,7 @@ def _kernel(kernel: str, rows: list[Row], ratios: list[Row]) -> Table:
     columns += ["of streaming only"] * streaming
     columns += [f"× {name}" for name in others] + ["µs a layer"] * stacked
     counted = any(row["tokens_a_second"] for row in rows)
-    columns += ["tokens/s a layer"] * counted
+    columns += ["tokens/s" if kernel in MODEL else "tokens/s a layer"] * counted
     made = shared.table(f"{kernel}, {rows[0]['timing']}", *columns, right=len(columns) - 3)
     faster = {(r["id"], r["backend"]): r["ratio"] for r in ratios}
     for row in rows:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from gdn_jax.bench.rows import MODEL_DECODE, MODEL_PREFILL
 from gdn_jax.verify.plots import Plot
 from gdn_jax.verify.report import Row
 from gdn_jax.verify.svg import series
@@ -24,6 +25,8 @@ _FAMILIES = {
     "one layer": ("layer_f32", "layer_bf16", "layer_q4"),
     "stack, int4": ("stack_q4", "stack_q4_sync"),
     "stack, bfloat16": ("stack_bf16", "stack_bf16_sync"),
+    "steps of a whole model": (MODEL_DECODE,),
+    "prompts of a whole model": (MODEL_PREFILL,),
 }
 """Kernels of each panel; host round trips have no place under a roof."""
 _SIDES = ((5, "left"), (-5, "right"))

@@ -16,6 +16,8 @@ COPIES = {
 }
 """The checks of the two copies, and how each is taken."""
 
+MODEL = MODEL_DECODE, MODEL_PREFILL = "model_decode", "model_prefill"
+"""Kernels whose rows are whole models."""
 MATRIX, MATRIX_LIMIT = "matmul_tflops", 4e-3
 """The check of the matrix product, and its max_rel to float32, which rounding to bfloat16 costs."""
 

@@ -8,6 +8,7 @@ from gdn_jax.bench import (
     delta,
     layer,
     middle,
+    model,
     peer,
     prefill,
     products,
@@ -46,10 +47,18 @@ def subjects(
     backends: Sequence[str],
     tokens: Sequence[int] = prefill.TOKENS,
 ) -> list[Subject]:
-    """The rows to come, in the order of SUITES, then those of prefill, which take ``tokens``."""
+    """The rows to come, in the order of SUITES, then prefill's, which take ``tokens``, and model's.
+
+    Raises:
+        ConfigError: suite model, and no model has such layers.
+    """
     chosen = [make for name, make in SUITES.items() if name in suites]
     found = [subject for make in chosen for subject in make(cfg, batches, backends)]
-    return found + [*prefill.subjects(cfg, tokens, backends)] * ("prefill" in suites)
+    if "prefill" in suites:
+        found += prefill.subjects(cfg, tokens, backends)
+    if "model" in suites:
+        found += model.subjects(cfg, batches, backends)
+    return found
 
 
 def run(

@@ -41,7 +41,8 @@ class Prepared:
     measured: Callable[[int], Timing] | None = None
     """Replaces ``run`` where the time is taken elsewhere: repetitions -> the time of one link."""
     memory: int | None = None
-    """Bytes that the timed program holds at once, where that is worth a column."""
+    """Bytes held on the device at once, where that is worth a column: by the timed program, or for
+    a whole model by the process up to there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Subject:
         unit: of the error.
         measure: :func:`slope` or :func:`blocking`.
         layers: in one link, where a link is a stack.
-        tokens: of one layer in one link, over all sequences, where that is worth a column.
+        tokens: of one layer, or of a whole model, in one link, over all sequences, where that is
+            worth a column.
         matrix: whether its flops are compared with those of a large matrix product.
     """
 

@@ -137,7 +137,9 @@ def decode(
     call: Call,
     n: int,
 ) -> tuple[Rows, Chosen]:
-    """n more tokens of every row, or fewer where all have ended: one loop on the device.
+    """n more tokens of every row: one loop on the device, of a length that it knows beforehand.
+
+    A loop that ends with the last row would ask the host before each token.
 
     Args:
         params: the weights.
@@ -147,14 +149,8 @@ def decode(
         stops: int32 [any], tokens that end a row.
         call, n: static.
     """
-    B = len(keep)
 
-    def going(carry: tuple[Array, Rows, Chosen]) -> Array:
-        i, rows, _ = carry
-        return (i < n) & (rows.left > 0).any()
-
-    def token(carry: tuple[Array, Rows, Chosen]) -> tuple[Array, Rows, Chosen]:
-        i, rows, chosen = carry
+    def token(rows: Rows, _: None) -> tuple[Rows, Chosen]:
         logits, cache = forward(
             params,
             rows.cache,
@@ -165,11 +161,7 @@ def decode(
             reach=call.reach,
             logits="last",
         )
-        rows, new = _pick(dataclasses.replace(rows, cache=cache), logits, sampling, stops)
-        chosen = Chosen(*(all_.at[i].set(one) for all_, one in zip(chosen, new, strict=True)))
-        return i + 1, rows, chosen
+        return _pick(dataclasses.replace(rows, cache=cache), logits, sampling, stops)
 
     rows = dataclasses.replace(rows, left=jnp.where(keep, rows.left, 0))
-    nothing = Chosen(jnp.full((n, B), -1, jnp.int32), jnp.zeros((n, B), jnp.float32))
-    _, rows, chosen = lax.while_loop(going, token, (jnp.int32(0), rows, nothing))
-    return rows, chosen
+    return lax.scan(token, rows, length=n)
