@@ -12,8 +12,8 @@ from pallas_kernels.layer import projections
 
 
 @functools.partial(jax.jit, static_argnames="interpret")
-def products(x: jax.Array, *weights: jax.Array, interpret: Any = None) -> tuple[jax.Array, ...]:
-    """``y = w·x`` for every w, float32 [B, N] each; XLA adds the K slices, in order.
+def slices(x: jax.Array, *weights: jax.Array, interpret: Any = None) -> tuple[jax.Array, ...]:
+    """K slices of ``y = w·x`` for every w, to be added in order: float32 [splits, B, N] each.
 
     Args:
         x: float32 [B, K], B at least 1.
@@ -23,5 +23,10 @@ def products(x: jax.Array, *weights: jax.Array, interpret: Any = None) -> tuple[
     Raises:
         ValueError: sizes or types that do not fit.
     """
-    parts = itertools.chain(*launch(projections(x, *weights), name="products", interpret=interpret))
-    return tuple(functools.reduce(operator.add, part) for part in parts)
+    found = launch(projections(x, *weights), name="products", interpret=interpret)
+    return tuple(itertools.chain(*found))
+
+
+def products(x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
+    """``y = w·x``, float32 [B, N] each: :func:`slices`, which XLA adds."""
+    return tuple(functools.reduce(operator.add, part) for part in slices(x, *weights))

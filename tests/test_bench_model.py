@@ -132,7 +132,7 @@ def test_wrong_steps_are_red_and_have_no_time(wrong: str, monkeypatch: pytest.Mo
 def test_a_prompt_is_checked_timed_and_says_what_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = iter([5, 17, 17, 17])
     followed = []
-    monkeypatch.setattr(model_prefill, "_peak", lambda: next(peaks))
+    monkeypatch.setattr(model_prefill, "peak_bytes", lambda: next(peaks))
 
     def followed_by(params: Any, rows: steps.Rows, *rest: Any) -> Any:
         followed.append(int(rows.cache.length[0]))
@@ -244,7 +244,7 @@ def test_rows_are_the_longest_prompt_then_batches_then_positions(
 ) -> None:
     sizes = model.Sizes((100, 10_000), (64, 512))
     found = [*model.rows(B27, [8, 1], ["xla", "pallas"], sizes)]
-    per = "d5120_l64_v248320"
+    per = "l64_v248320"
     ids = [f"prefill_xla.{per}_t512_b1", f"prefill_xla.{per}_t64_b1"]
     ids += [f"decode_xla.{per}_p100_b8", f"decode_xla.{per}_p100_b1", f"decode_xla.{per}_p10000_b1"]
     ids += [id_.replace("xla", "pallas") for id_ in ids]
@@ -280,6 +280,6 @@ def test_on_a_cpu_the_command_takes_four_layers_and_says_so(tmp_path: Path) -> N
     options = ("--suite", "model", "--backend", "xla", "--batch", "2", "--time-limit", "0")
     assert run("--preset", "qwen3.5-9b", *options, "--json", str(file)) == 0
     left = [line["id"] for line in json.loads(file.read_text())["not_run"]]
-    rows = [f"prefill_xla.d4096_l4_v4096_t{tokens}_b1" for tokens in (128, 64)]
-    rows += ["decode_xla.d4096_l4_v4096_p100_b2", "decode_xla.d4096_l4_v4096_p1000_b1"]
+    rows = [f"prefill_xla.l4_v4096_t{tokens}_b1" for tokens in (128, 64)]
+    rows += ["decode_xla.l4_v4096_p100_b2", "decode_xla.l4_v4096_p1000_b1"]
     assert left == [f"bench.model_{row}" for row in rows]

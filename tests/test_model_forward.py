@@ -20,7 +20,7 @@ from gdn_jax.models.forward import Call, forward, prefill_blocks
 from gdn_jax.models.kernel_weights import to_kernel
 from gdn_jax.models.route import Route
 from gdn_jax.models.sampling import Sampling
-from pallas_kernels import float_gemv, joint, residual_norm
+from pallas_kernels import attention_inputs, float_gemv, joint, residual_norm
 from pallas_kernels import layer as layer_kernels
 from tests.drawn_model import CFG, drawn, over_matrices
 from tests.tools import assert_close, assert_refused, assert_same_bits, pretend_device
@@ -155,7 +155,12 @@ INTERPRET = plgpu.InterpretGPUParams()
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card without clusters, whose kernels the interpreter runs."""
     pretend_device(monkeypatch, "8.0")
-    for module, name in ((layer_kernels, "step"), (joint, "products"), (float_gemv, "gemv")):
+    for module, name in (
+        (layer_kernels, "step"),
+        (joint, "slices"),
+        (float_gemv, "gemv"),
+        (attention_inputs, "attention_inputs"),
+    ):
         function = functools.partial(getattr(module, name), interpret=INTERPRET)
         monkeypatch.setattr(module, name, function)
 
@@ -186,17 +191,19 @@ def cross_lowered(weights: Any, B: int) -> str:
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize(("kind", "B"), [("int4", 1), ("int4", 3), ("bfloat16", 2)])
-def test_a_loop_of_steps_holds_the_kernels_and_copies_no_state(monkeypatch, kind, B) -> None:
+@pytest.mark.parametrize(
+    ("kind", "B", "norms"), [("int4", 1, 2), ("int4", 3, 3), ("bfloat16", 2, 2)]
+)
+def test_a_loop_of_steps_holds_the_kernels_and_copies_no_state(monkeypatch, kind, B, norms) -> None:
     pretend_device(monkeypatch)
     if kind == "int4":
         _, weights = int4()
     else:
         weights = over_matrices(lambda w: w.astype(jnp.bfloat16), params())
     text = cross_lowered(weights, B)
-    # Three of a linear layer; q|k|v, o; gate|up, down; the head; the norms between two blocks and
-    # before the head, which drops the stream: each once, however often called.
-    assert text.count("@mosaic_gpu_v2") == 10
+    # Three of a linear layer; q|k|v, what attention takes, o; gate|up, down; the head: each once,
+    # however often. A norm for each number of slices, and one before the head, without the stream.
+    assert text.count("@mosaic_gpu_v2") == 9 + norms
     S = f"tensor<2x{B}x2x64x128xf32>"
     assert S in text
     moved = re.compile(r"stablehlo\.(slice|dynamic_slice|dynamic_update_slice|gather|scatter|"

@@ -23,6 +23,9 @@ CFG = ModelConfig.from_hf(FOLDER)
 LIMIT = 1e-5
 """transformers' own prefill is as far from its own steps, 9e-6 of the largest logit."""
 
+ROOM = 140
+"""Of every cache: pieces of one length are one program."""
+
 run = jax.jit(forward, static_argnames="cfg")
 
 
@@ -37,12 +40,11 @@ def expected() -> tuple[np.ndarray, np.ndarray]:
         return file["ids"], file["logits"]
 
 
-def walk(ids: np.ndarray, *cuts: int, batch: int = 1) -> tuple[np.ndarray, ModelCache]:
-    """Logits of the first row, its tokens run in pieces that begin at the cuts."""
-    cache, parts = ModelCache.zeros(CFG, batch, len(ids) + 3), []
+def walk(ids: np.ndarray, *cuts: int) -> tuple[np.ndarray, ModelCache]:
+    """Logits of one row, its tokens run in pieces that begin at the cuts."""
+    cache, parts = ModelCache.zeros(CFG, 1, ROOM), []
     for start, end in zip((0, *cuts), (*cuts, len(ids)), strict=True):
-        piece = jnp.broadcast_to(jnp.asarray(ids[None, start:end]), (batch, end - start))
-        y, cache = run(params(), cache, piece, CFG)
+        y, cache = run(params(), cache, jnp.asarray(ids[None, start:end]), CFG)
         parts.append(np.asarray(y[0]))
     return np.concatenate(parts), cache
 
@@ -55,23 +57,23 @@ def test_prefill_and_64_steps_are_those_of_transformers() -> None:
     assert cache.length.tolist() == [len(ids)]
 
 
-@pytest.mark.parametrize("cuts", [(), (3, 40)])
-def test_split_anywhere(cuts: tuple[int, ...]) -> None:
+def test_split_anywhere() -> None:
     ids, wanted = expected()
-    found, _ = walk(ids[:73], *cuts)
-    assert_close(found, wanted[:73], LIMIT)
+    found, _ = walk(ids[:70], 3, 40)
+    assert_close(found, wanted[:70], LIMIT)
 
 
 def test_rows_of_different_lengths_are_like_their_solo_runs() -> None:
     ids, _ = expected()
-    rows, lengths = np.stack([ids[:40], ids[60:100]]), jnp.asarray([40, 25], jnp.int32)
-    y, cache = run(params(), ModelCache.zeros(CFG, 2, 50), jnp.asarray(rows), CFG, lengths=lengths)
+    rows, lengths = np.stack([ids[:37], ids[60:97]]), jnp.asarray([37, 30], jnp.int32)
+    empty = ModelCache.zeros(CFG, 2, ROOM)
+    y, cache = run(params(), empty, jnp.asarray(rows), CFG, lengths=lengths)
     more = jnp.asarray([[5], [6]], jnp.int32)
     z, cache = run(params(), cache, more, CFG)
-    assert cache.length.tolist() == [41, 26]
+    assert cache.length.tolist() == [38, 31]
     for b, n in enumerate(lengths.tolist()):
         alone, after = run(
-            params(), ModelCache.zeros(CFG, 1, 50), jnp.asarray(rows[b : b + 1, :n]), CFG
+            params(), ModelCache.zeros(CFG, 1, ROOM), jnp.asarray(rows[b : b + 1, :n]), CFG
         )
         assert_close(y[b, :n], alone[0], LIMIT)
         step, _ = run(params(), after, more[b : b + 1], CFG)
@@ -79,10 +81,10 @@ def test_rows_of_different_lengths_are_like_their_solo_runs() -> None:
 
 
 def test_room_that_is_not_used_changes_no_bit() -> None:
-    ids = jnp.asarray(expected()[0][None, :20])
-    small, large = (run(params(), ModelCache.zeros(CFG, 1, n), ids, CFG)[0] for n in (20, 64))
+    ids = jnp.asarray(expected()[0][None, :30])
+    small, large = (run(params(), ModelCache.zeros(CFG, 1, n), ids, CFG)[0] for n in (30, ROOM))
     assert_close(small, large, 1e-6)
-    zeros = ModelCache.zeros(CFG, 1, 64)
+    zeros = ModelCache.zeros(CFG, 1, ROOM)
     sevens = tuple(jnp.full_like(k, 7.0) for k in zeros.k)
     held = {"k": sevens, "v": sevens}
     poisoned = dataclasses.replace(zeros, **held)

@@ -4,8 +4,10 @@
 included. The kernel is the current interpreter, on the CPU, whatever kernels are installed.
 """
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jupytext
@@ -13,6 +15,7 @@ import nbformat
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
@@ -21,27 +24,48 @@ RENEW = "`python tests/test_notebooks.py` writes it anew from the script"
 MAX_BYTES = 400_000
 
 
-def execute(script: Path) -> nbformat.NotebookNode:
-    """The notebook of a percent script with its outputs; the first failing cell raises."""
-    nb = jupytext.read(script)
-    where = {"metadata": {"path": str(FOLDER)}}
+@contextlib.contextmanager
+def kernel() -> Iterator[Callable[[Path], nbformat.NotebookNode]]:
+    """Executes percent scripts in one process, each without the names of those before it."""
     with tempfile.TemporaryDirectory() as home:
         manager = AsyncKernelManager(
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             transport="ipc",
             connection_file=f"{home}/kernel.json",
         )
-        client = NotebookClient(
-            nb, km=manager, resources=where, record_timing=False, timeout=300, coalesce_streams=True
-        )
         fixed = {"MPLBACKEND": "", "JAX_PLATFORMS": "cpu", "IPYTHONDIR": home}
-        client.execute(env=os.environ | fixed, cleanup_kc=True)
-    return nb
+
+        def execute(script: Path) -> nbformat.NotebookNode:
+            """The notebook with its outputs; the first failing cell raises."""
+            nb = jupytext.read(script)
+            forget = [nbformat.v4.new_code_cell("%reset -f")] * manager.has_kernel
+            nb.cells[:0] = forget
+            client = NotebookClient(
+                nb,
+                km=manager,
+                resources={"metadata": {"path": str(FOLDER)}},
+                record_timing=False,
+                timeout=300,
+                coalesce_streams=True,
+            )
+            try:
+                client.execute(env=os.environ | fixed, cleanup_kc=False)
+            finally:
+                if client.kc is not None:
+                    client.kc.stop_channels()
+            del nb.cells[: len(forget)]
+            return nb
+
+        try:
+            yield execute
+        finally:
+            run_sync(manager.shutdown_kernel)(now=True)
 
 
 def renew(script: Path) -> None:
     """Write the .ipynb of a script: the same bytes for the same cells and results."""
-    nb = execute(script)
+    with kernel() as execute:
+        nb = execute(script)
     del nb.metadata["language_info"], nb.metadata["jupytext"]["text_representation"]
     for number, cell in enumerate(nb.cells):
         cell.id = f"cell-{number}"
@@ -63,6 +87,12 @@ def test_every_notebook_is_a_pair():
     assert [path.stem for path in stored] == [path.stem for path in SCRIPTS], RENEW
 
 
+@pytest.fixture(scope="module")
+def execute() -> Iterator[Callable[[Path], nbformat.NotebookNode]]:
+    with kernel() as found:
+        yield found
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 class TestNotebook:
     def test_halves_agree(self, script: Path):
@@ -81,7 +111,9 @@ class TestNotebook:
         here = (str(Path.home()), str(script.parents[1]), tempfile.gettempdir())
         assert not [part for part in here if part in printed]
 
-    def test_runs_from_top_to_bottom(self, script: Path):
+    def test_runs_from_top_to_bottom(
+        self, script: Path, execute: Callable[[Path], nbformat.NotebookNode]
+    ):
         fresh = outputs(execute(script))
         assert "stream stderr" not in [kind for kinds in fresh for kind in kinds]
         stored = nbformat.read(script.with_suffix(".ipynb"), as_version=4)

@@ -26,6 +26,15 @@ prefill = jax.jit(gdn.prefill, static_argnames=("cfg", "chunk_size"))
 decode = jax.jit(gdn.decode, static_argnames="cfg")
 
 
+def by_token(state: gdn.GDNState, xs: jax.Array) -> tuple[jax.Array, gdn.GDNState]:
+    """Decoding in calls of one token: one program for any length."""
+    ys = []
+    for t in range(xs.shape[1]):
+        y, state = decode(PARAMS, state, xs[:, t : t + 1], CFG)
+        ys.append(y)
+    return jnp.concatenate(ys, 1), state
+
+
 @functools.cache
 def decoded() -> tuple[jax.Array, gdn.GDNState]:
     return decode(PARAMS, gdn.init_state(CFG, 2), XS, CFG)
@@ -50,10 +59,10 @@ def test_it_is_decoding_and_float64() -> None:
 @pytest.mark.parametrize("cut", [2, 64])
 def test_decode_goes_on_and_prefill_goes_on_from_it(cut: int) -> None:
     first, state = prefill(PARAMS, gdn.init_state(CFG, 2), XS[:, :cut], CFG)
-    rest, after = decode(PARAMS, state, XS[:, cut:], CFG)
+    rest, after = by_token(state, XS[:, cut:])
     assert_close(jnp.concatenate([first, rest], 1), decoded()[0], MAX_REL["layer_worst"])
     assert_state(after, decoded()[1], MAX_REL["layer"])
-    first, state = decode(PARAMS, gdn.init_state(CFG, 2), XS[:, :cut], CFG)
+    first, state = by_token(gdn.init_state(CFG, 2), XS[:, :cut])
     rest, after = prefill(PARAMS, state, XS[:, cut:], CFG, chunk_size=16)
     assert_close(jnp.concatenate([first, rest], 1), decoded()[0], MAX_REL["layer_worst"])
     assert_state(after, decoded()[1], MAX_REL["layer"])
@@ -73,7 +82,7 @@ def test_padding_on_the_right_counts_for_nothing(lengths: tuple[int, int]) -> No
             for x, y in zip(*map(jax.tree.leaves, (after, own)), strict=True):
                 assert_same_bits(x, y)
             continue
-        alone, wanted = decode(PARAMS, own, XS[b : b + 1, :n], CFG)
+        alone, wanted = by_token(own, XS[b : b + 1, :n])
         assert_close(ys[b, :n], alone[0], MAX_REL["layer_worst"])
         assert_state(after, wanted, MAX_REL["layer"])
 
@@ -109,7 +118,7 @@ def test_it_is_what_transformers_computes_at_once() -> None:
     cfg = gdn.PRESETS["tiny"]
     file = load_oracle(path, cfg)
     params = gdn.GDNParams(**{n: jnp.asarray(x) for n, x in redraw_weights(file).items()})
-    ys, state = gdn.prefill(params, gdn.init_state(cfg), jnp.asarray(file.xs)[None], cfg)
+    ys, state = prefill(params, gdn.init_state(cfg), jnp.asarray(file.xs)[None], cfg)
     assert_close(ys[0], file.one_shot["OUT"], 1e-5)
     assert_close(ys[0], file.trace["OUT"], 1e-5)
     assert_close(state.S[0], file.trace["S"], 1e-5)

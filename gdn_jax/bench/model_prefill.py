@@ -17,6 +17,7 @@ from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.forward import Call, prefill_blocks
 from gdn_jax.models.generate import STEPS
+from gdn_jax.models.memory import peak_bytes
 from gdn_jax.models.model import Model
 from gdn_jax.models.sampling import Sampling
 from gdn_jax.verify.metrics import distance
@@ -57,7 +58,7 @@ def subject(cfg: ModelConfig, backend: str, tokens: int, room: int, *, after: bo
 
 
 def _make(cfg: ModelConfig, backend: str, tokens: int, room: int, after: bool) -> Prepared:
-    before = _peak()
+    before = peak_bytes()
     model = work.made(cfg, backend)
     ids = np.random.default_rng(0).integers(0, cfg.vocab_size, tokens).astype(np.int32)
     call, sampling, stops = Call(cfg, model.route), Sampling.of(), jnp.full(4, -1, jnp.int32)
@@ -78,7 +79,7 @@ def _make(cfg: ModelConfig, backend: str, tokens: int, room: int, after: bool) -
         )
     del rows
     jax.block_until_ready(logits)
-    peak = _peak()
+    peak = peak_bytes()
 
     def check() -> float:
         if int(chosen.tokens[0, 0]) != int(jnp.argmax(logits[0])):
@@ -118,8 +119,3 @@ def exact(model: Model, ids: np.ndarray, room: int) -> jax.Array:
 def _begin(tokens: int) -> int:
     """How many tokens of a prompt the reference takes from the model's own route."""
     return 0 if tokens <= WHOLE else steps.pieces_of([tokens])[-1][0]
-
-
-def _peak() -> int | None:
-    """Most bytes that this process has held on the device at once, where the device tells."""
-    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

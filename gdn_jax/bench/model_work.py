@@ -43,8 +43,8 @@ def _sharper(block: BlockParams) -> BlockParams:
 
 
 def shape(cfg: ModelConfig) -> str:
-    """Width, layers and vocabulary."""
-    return f"d{cfg.hidden_size}_l{len(cfg.layer_types)}_v{cfg.vocab_size}"
+    """Layers and vocabulary."""
+    return f"l{len(cfg.layer_types)}_v{cfg.vocab_size}"
 
 
 def weight_bytes(cfg: ModelConfig) -> int:

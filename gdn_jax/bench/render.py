@@ -60,6 +60,7 @@ def _kernel(kernel: str, rows: list[Row], ratios: list[Row]) -> Table:
     counted = any(row["tokens_a_second"] for row in rows)
     columns += ["tokens/s" if kernel in MODEL else "tokens/s a layer"] * counted
     made = shared.table(f"{kernel}, {rows[0]['timing']}", *columns, right=len(columns) - 3)
+    made.columns[0].overflow = "fold"
     faster = {(r["id"], r["backend"]): r["ratio"] for r in ratios}
     for row in rows:
         error = "0" if row["error"] == 0 else f"{row['error']:.1e}"

@@ -13,6 +13,7 @@ from gdn_jax.commands.loading import loaded
 from gdn_jax.environment import environment
 from gdn_jax.files import write_atomically
 from gdn_jax.models.generate import Generated
+from gdn_jax.models.memory import peak_bytes
 from gdn_jax.models.model import Model
 from gdn_jax.models.prompts import Prompt
 from gdn_jax.models.stopping import StopStrings
@@ -69,6 +70,7 @@ def answer(
             "weights": options.weights,
             "sampling": options.sampling,
             "load_s": load_s,
+            "device_peak_bytes": peak_bytes(),
             "results": [
                 {"prompt": one.where, "prompt_tokens": ids, **dataclasses.asdict(result)}
                 for one, ids, result in zip(prompts, given, found, strict=True)

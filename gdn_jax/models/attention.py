@@ -10,8 +10,14 @@ import numpy as np
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams
 from gdn_jax.models.residual import Stream, added, rms_norm
-from gdn_jax.models.route import Route, products
+from gdn_jax.models.route import Route, as_read, products
 from gdn_jax.types import Array
+from pallas_kernels import attention_inputs, joint
+from pallas_kernels.attention_inputs import Turn
+from pallas_kernels.place import settled
+
+Pair = tuple[Array, Array]
+"""Of keys and values."""
 
 
 def rotate(x: Array, positions: Array, cfg: ModelConfig) -> Array:
@@ -20,11 +26,17 @@ def rotate(x: Array, positions: Array, cfg: ModelConfig) -> Array:
     positions int32 [B, T].
     """
     R = cfg.rotary_dim
-    frequencies = (cfg.rope_theta ** (-np.arange(0, R, 2) / R)).astype(np.float32)
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies[None, None, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    cos, sin = (part[:, :, None] for part in turn(positions, cfg))
     a, b, rest = jnp.split(x, (R // 2, R), axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def turn(positions: Array, cfg: ModelConfig) -> Turn:
+    """cos and sin of :func:`rotate`'s angles, [B, T, R/2]."""
+    R = cfg.rotary_dim
+    frequencies = (cfg.rope_theta ** (-np.arange(0, R, 2) / R)).astype(np.float32)
+    angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
+    return Turn(jnp.cos(angles), jnp.sin(angles))
 
 
 def attend(
@@ -58,6 +70,33 @@ def attend(
         fresh: static; the caller knows that ``start`` is 0 in every row.
     """
     B, T, _ = x.shape
+    caches = k_cache, v_cache
+    positions = start[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
+    if T > 1:
+        q, gate, caches, own = _inputs(params, x, caches, start, cfg, route, lengths)
+        o = _own(q, *own, route) if fresh else _after(q, *caches, positions, reach, route)
+    else:
+        reason = attention_inputs.unavailable_reason(cfg.head_dim, cfg.rotary_dim)
+        if route.backend == "pallas" and reason is None:
+            q, gate, caches = _token_on_kernels(params, x, caches, start, cfg, lengths)
+        else:
+            q, gate, caches, _ = _inputs(params, x, caches, start, cfg, route, lengths)
+        o = _step(q, *caches, positions, reach, route)
+    o = (o.astype(jnp.float32) * jax.nn.sigmoid(gate)).reshape(B, T, -1)
+    return added(o, params.o_proj, residual, route), *caches
+
+
+def _inputs(
+    params: AttentionParams,
+    x: Array,
+    caches: Pair,
+    start: Array,
+    cfg: ModelConfig,
+    route: Route,
+    lengths: Array | None,
+) -> tuple[Array, Array, Pair, Pair]:
+    """Queries and gates [B, T, H, A], the caches with the tokens, their keys and values alone."""
+    B, T, _ = x.shape
     A, H, G = cfg.head_dim, cfg.num_attention_heads, cfg.num_key_value_heads
     q, k, v = products(x, params.q_proj, params.k_proj, params.v_proj, route=route)
     q, gate = jnp.split(q.reshape(B, T, H, 2 * A), 2, axis=-1)
@@ -65,16 +104,38 @@ def attend(
     positions = start[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
     q = rotate(rms_norm(q, params.q_norm, cfg.norm_eps), positions, cfg)
     k = rotate(rms_norm(k, params.k_norm, cfg.norm_eps), positions, cfg)
-    q, k, v = (new.astype(k_cache.dtype) for new in (q, k, v))
-    k_cache, v_cache = (_placed(c, new, start, lengths) for c, new in ((k_cache, k), (v_cache, v)))
-    if fresh:
-        o = _own(q, k, v, route)
-    elif T == 1:
-        o = _step(q, k_cache, v_cache, positions, reach, route)
-    else:
-        o = _after(q, k_cache, v_cache, positions, reach, route)
-    o = (o.astype(jnp.float32) * jax.nn.sigmoid(gate)).reshape(B, T, H * A)
-    return added(o, params.o_proj, residual, route), k_cache, v_cache
+    q, k, v = (new.astype(caches[0].dtype) for new in (q, k, v))
+    k_cache, v_cache = (
+        _placed(c, new, start, lengths) for c, new in zip(caches, (k, v), strict=True)
+    )
+    return q, gate, (k_cache, v_cache), (k, v)
+
+
+def _token_on_kernels(
+    params: AttentionParams,
+    x: Array,
+    caches: Pair,
+    start: Array,
+    cfg: ModelConfig,
+    lengths: Array | None,
+) -> tuple[Array, Array, Pair]:
+    """:func:`_inputs` of one token a row in two launches, without its own keys and values."""
+    weights = map(as_read, (params.q_proj, params.k_proj, params.v_proj))
+    cos, sin = (part[:, 0] for part in turn(start[:, None], cfg))
+    at = jnp.where(start < caches[0].shape[2], start, -1)
+    if lengths is not None:
+        at = jnp.where(lengths > 0, at, -1)
+    refs = [jax.new_ref(cache) for cache in caches]
+    q, gate = attention_inputs.attention_inputs(
+        attention_inputs.Slices(*joint.slices(x[:, 0], *weights)),
+        attention_inputs.Norms(params.q_norm, params.k_norm),
+        Turn(cos, sin),
+        at,
+        *refs,
+        eps=cfg.norm_eps,
+    )
+    k_cache, v_cache = settled(*(ref[...] for ref in refs))
+    return q[:, None], gate[:, None], (k_cache, v_cache)
 
 
 def _own(q: Array, k: Array, v: Array, route: Route) -> Array:

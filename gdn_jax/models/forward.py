@@ -219,17 +219,18 @@ def _through(
     x = parts.embed(params.embedding, tokens)
     states, k, v = cache.states, list(cache.k), list(cache.v)
     linear, full = itertools.count(), itertools.count()
-    # Only attention depends on the cache's length: no other program is compiled anew for it.
-    plain = call._replace(reach=None, fresh=False)
+    # What a block does not depend on must not compile it anew: only attention looks at the cache.
+    attending = call._replace(logits="all")
+    plain = attending._replace(reach=None, fresh=False)
     for block in params.blocks:
         if isinstance(block.mixer, AttentionParams):
             i = next(full)
-            (k[i], v[i]), x = parts.full((k[i], v[i]), x, block, cache.length, lengths, call)
+            (k[i], v[i]), x = parts.full((k[i], v[i]), x, block, cache.length, lengths, attending)
         else:
             states, x = parts.linear(states, x, block, next(linear), lengths, plain)
     head = params.embedding if params.head is None else params.head
     y = None
     if call.logits != "none":
-        y = parts.head(params.norm, head, x, lengths, plain)
+        y = parts.head(params.norm, head, x, lengths, plain._replace(logits=call.logits))
     length = cache.length + (jnp.full(B, T, jnp.int32) if lengths is None else lengths)
     return y, ModelCache(states, tuple(k), tuple(v), length)

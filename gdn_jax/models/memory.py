@@ -19,6 +19,12 @@ def free_bytes() -> int | None:
         return None
 
 
+def peak_bytes() -> int | None:
+    """The most bytes that the default device has held for this process; None if unknown."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats.get("peak_bytes_in_use")
+
+
 def check_fits(what: str, needed: int, advice: str) -> None:
     """Raise DeviceMemoryError unless ``needed`` bytes are free on the default device."""
     free = free_bytes()

@@ -8,6 +8,7 @@ import functools
 import operator
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -35,18 +36,17 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 def whole(x: Stream) -> Array:
     """The stream as one array."""
-    if not isinstance(x, Partial):
+    if isinstance(x, jax.Array):
         return x
-    total: Array = functools.reduce(operator.add, x.parts)
-    return total[:, None] + x.residual
+    return functools.reduce(operator.add, x.parts)[:, None] + x.residual
 
 
 def normed(x: Stream, weight: Array, eps: float) -> tuple[Array, Array]:
     """The stream as one array, and :func:`rms_norm` of it; of a :class:`Partial` in one launch."""
-    if not isinstance(x, Partial):
+    if isinstance(x, jax.Array):
         return x, rms_norm(x, weight, eps)
-    x, h = residual_norm.residual_norm(x.parts, x.residual[:, 0], weight, eps=eps)
-    return x[:, None], h[:, None]
+    stream, h = residual_norm.residual_norm(x.parts, x.residual[:, 0], weight, eps=eps)
+    return stream[:, None], h[:, None]
 
 
 def joined(parts: Array, residual: Array) -> Stream:

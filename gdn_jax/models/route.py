@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from gdn_jax.backend import select_backend
 from gdn_jax.errors import BackendUnavailableError
@@ -17,6 +18,7 @@ from gdn_jax.quant.kernel_layout import Q4Kernel
 from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.types import Array
 from pallas_kernels import float_gemv, joint, q4_gemv, support
+from pallas_kernels.layer import is_int4
 
 CUDNN_WIDTHS = {(8, 0): 128, (9, 0): 256}
 """Widest heads of cuDNN's attention from a compute capability on."""
@@ -116,16 +118,24 @@ def products(x: Array, *weights: Weight, route: Route) -> tuple[Array, ...]:
     """
     B, T, D = x.shape
     if T > 1 or route.backend == "xla":
-        ws = [Rounded(w) if T > 1 and route.narrow else w for w in weights]
-        return tuple(project(x, w) for w in ws)
-    arrays = [w.blocks if isinstance(w, Q4Kernel) else w for w in weights]
-    ys = joint.products(x.reshape(B, D), *arrays)
-    return tuple(y.reshape(B, T, -1) for y in ys)
+        ys: list[Array] = []
+        for w in weights:
+            if ys:
+                # One after another, or the dequantised copies of all of them are held at once.
+                x, w, ys = lax.optimization_barrier((x, w, ys))
+            ys.append(project(x, Rounded(w) if T > 1 and route.narrow else w))
+        return tuple(ys)
+    found = joint.products(x.reshape(B, D), *map(as_read, weights))
+    return tuple(y.reshape(B, T, -1) for y in found)
+
+
+def as_read(w: Weight) -> Array:
+    """A weight as the kernels read it."""
+    assert not isinstance(w, Q4Array)
+    return w.blocks if isinstance(w, Q4Kernel) else w
 
 
 def sliced_product(x: Array, w: Weight) -> Array:
     """``w·x`` on the kernels as K slices, to be added in order: [B, D] -> [splits, B, N]."""
-    if isinstance(w, Q4Kernel):
-        return q4_gemv.gemv_parts(x, w.blocks)
-    assert isinstance(w, jax.Array)
-    return float_gemv.gemv(x, w)[None]
+    read = as_read(w)
+    return q4_gemv.gemv_parts(x, read) if is_int4(read) else float_gemv.gemv(x, read)[None]
