@@ -104,10 +104,11 @@ def test_a_prompt_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_pieces_hold_every_token_once() -> None:
-    for lengths in ([1], [8192], [5000, 1], [2049], [3] * 32, [100] * 5000):
+    for lengths in ([1], [8192], [5000, 1], [2049], [3] * 32, [100] * 5000, [40000]):
         at = 0
         for start, width in steps.pieces_of(lengths):
             assert start == at
+            assert start < steps.FAR or width <= steps.PIECE // 2
             at += width
         assert max(lengths) <= at
         widest = max(width for _, width in steps.pieces_of(lengths))

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from gdn_jax.backend import select_backend
 from gdn_jax.errors import BackendUnavailableError
@@ -111,20 +110,17 @@ def kernel_reason(w: Weight) -> str | None:
     return float_gemv.unavailable_reason(*w.shape)
 
 
-def products(x: Array, *weights: Weight, route: Route) -> tuple[Array, ...]:
-    """``w·x`` for every weight: x [B, T, D] -> [B, T, N] each.
+def products(x: Array, *weights: Weight, route: Route, rounded: bool = False) -> tuple[Array, ...]:
+    """``w·x`` for every weight: x [B, T, D] -> float32 [B, T, N] each.
+
+    Where operands are rounded to bfloat16, results are too if ``rounded``, and of that type.
 
     One token a row on the kernels is one launch for all weights.
     """
     B, T, D = x.shape
     if T > 1 or route.backend == "xla":
-        ys: list[Array] = []
-        for w in weights:
-            if ys:
-                # One after another, or the dequantised copies of all of them are held at once.
-                x, w, ys = lax.optimization_barrier((x, w, ys))
-            ys.append(project(x, Rounded(w) if T > 1 and route.narrow else w))
-        return tuple(ys)
+        narrow = T > 1 and route.narrow
+        return tuple(project(x, Rounded(w, rounded) if narrow else w) for w in weights)
     found = joint.products(x.reshape(B, D), *map(as_read, weights))
     return tuple(y.reshape(B, T, -1) for y in found)
 

@@ -18,6 +18,8 @@ from gdn_jax.types import Array
 
 PIECE = 2048
 """Most tokens of a prompt that run at once."""
+FAR = 8 * PIECE
+"""Tokens of a row from which on pieces are half as long: attention's mask grows with both."""
 PIECES = 2 * PIECE
 """Most tokens of all prompts together that run at once, unless rows are more than that."""
 SMALLEST = 16, 256
@@ -61,8 +63,12 @@ def pieces_of(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Where the pieces of prompts begin, and how many tokens wide they are with their padding."""
     longest, share = max(lengths), PIECES // len(lengths)
     most = min(PIECE, max(SMALLEST[0], 1 << max(share, 1).bit_length() - 1))
-    starts = range(0, longest, most)
-    return [(start, min(most, bucket(longest - start, SMALLEST[0]))) for start in starts]
+    pieces, start = [], 0
+    while start < longest:
+        here = most if start < FAR else min(most, PIECE // 2)
+        pieces.append((start, min(here, bucket(longest - start, SMALLEST[0]))))
+        start += here
+    return pieces
 
 
 def padded(rows: Sequence[np.ndarray], start: int, width: int) -> tuple[Array, Array]:
