@@ -75,7 +75,7 @@ def bench_table() -> str:
     lines = []
     for device in dict.fromkeys(map(_device, results)):
         mine = [result for result in results if _device(result) == device]
-        lines += _times(device, mine)
+        lines += _times(device, mine) + _prompt_of_a_layer(mine)
     reference = [["on an RTX 5090", "µs", "GB/s", "of the card's 1792 GB/s"]]
     for what, us, gbps in REFERENCE:
         share = gbps / CARD_GBPS["NVIDIA GeForce RTX 5090"]
@@ -190,6 +190,21 @@ def _models(by_backend: dict[tuple[Any, ...], dict[str, Row]]) -> list[str]:
         return []
     floor = "The floor of a step: weights and keys read once, states read and written, "
     return [*_table(lines), "", floor + "at the copy's rate.", ""]
+
+
+def _prompt_of_a_layer(results: list[Row]) -> list[str]:
+    """What a layer over many tokens reaches of a matrix product, and where its time goes."""
+    parts = ("projections", "convolution", "rule", "rest")
+    lines = [["int4 layer, bfloat16 products", "µs", "TFLOP/s", "of a matrix product", *parts]]
+    for result in results:
+        for found in result.get("prefill_parts", []):
+            what = ("prefill", found["shape"], found["backend"])
+            rows = result["bench"]
+            row = next(r for r in rows if (r["kernel"], r["shape"], r["backend"]) == what)
+            cells = [found["shape"], f"{row['us']:.0f}", f"{row['gflops'] / 1e3:.0f}"]
+            cells += [_percent(row["share_matrix"]), *(_percent(found[part]) for part in parts)]
+            lines.append(cells)
+    return [*_table(lines), ""] if len(lines) > 1 else []
 
 
 def _published(device: str, by_backend: dict[tuple[Any, ...], dict[str, Row]]) -> list[str]:
