@@ -173,19 +173,19 @@ def _kernels(device: str, by_backend: dict[tuple[Any, ...], dict[str, Row]]) -> 
 def _models(by_backend: dict[tuple[Any, ...], dict[str, Row]]) -> list[str]:
     """Steps and prompts of whole models, every batch."""
     head = ["whole model", "shape", "B", "backend", "ms", "± half range", "tokens/s"]
-    head += ["share of the floor", "of the matrix product", "peak GB", "error"]
+    head += ["share of the floor", "of the matrix product", "error"]
     lines = [head]
     for what, found in by_backend.items():
         for row in found.values():
             if what[0] not in MODEL or row["us"] is None:
                 continue
-            prompt, held = row["matrix"], row["peak_bytes"]
+            prompt = row["matrix"]
             name = "a prompt to its first token" if prompt else "a step"
             half = (row["us_high"] - row["us_low"]) / 2e3
             cells = [name, row["shape"], str(row["batch"]), row["backend"]]
             cells += [f"{row['us'] / 1e3:.2f}", f"{half:.2f}", f"{row['tokens_a_second']:.1f}"]
             cells += [_percent(None if prompt else row["share"]), _percent(row["share_matrix"])]
-            lines.append([*cells, f"{held / 1e9:.2f}" if held else "–", f"{row['error']:.1e}"])
+            lines.append([*cells, f"{row['error']:.1e}"])
     if len(lines) == 1:
         return []
     floor = "The floor of a step: weights and keys read once, states read and written, "
@@ -248,7 +248,9 @@ def _number(value: Any) -> str:
 def _made(file: Path, result: Row) -> str:
     made, settings = result["environment"], result["settings"]
     commit, date = (made["commit"] or "?")[:12], made["date"][:10]
-    if "batches" in settings:
+    if settings.get("suites") == "prefill":
+        what = f"{settings['tokens']} tokens, medians of {settings['repetitions']}"
+    elif "batches" in settings:
         what = f"B = {settings['batches']}, medians of {settings['repetitions']}"
     elif "tokens" in settings:
         what = f"{settings['tokens']} tokens"

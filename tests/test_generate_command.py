@@ -88,6 +88,7 @@ def test_the_bundled_checkpoint_says_what_transformers_does(
     assert found["weights"] == "f32"
     assert found["load_s"] > 0
     assert found["device_peak_bytes"] is None or found["device_peak_bytes"] > 0
+    assert found["load_host_peak_bytes"] is None or found["load_host_peak_bytes"] > 1e6
     printed = capsys.readouterr()
     assert printed.out == result["text"] + "\n" == decode(wanted) + "\n"
     assert "17 tokens" in printed.err

@@ -1,4 +1,4 @@
-"""Whole models of drawn int4 weights: prompts, and steps by batch and by position."""
+"""Whole models of drawn int4 weights: steps by batch and by position, and a prompt."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,13 @@ from gdn_jax.models.presets import MODEL_PRESETS
 
 
 class Sizes(NamedTuple):
-    """Positions of the rows of steps, the first for every batch; tokens of the prompts."""
+    """Positions of the rows of steps, the first for every batch; tokens of the prompt."""
 
     positions: tuple[int, ...]
-    prompts: tuple[int, ...]
+    prompt: int
 
 
-GPU, CPU = Sizes((100, 10_000, 100_000), (32768, 8192)), Sizes((100, 1000), (128, 64))
+GPU, CPU = Sizes((100, 10_000, 100_000), 8192), Sizes((100, 1000), 128)
 _LAYERS, _VOCABULARY = 4, 4096
 """Of a model where no GPU is measured."""
 
@@ -45,18 +45,14 @@ def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) ->
 def rows(
     cfg: ModelConfig, batches: Sequence[int], backends: Sequence[str], sizes: Sizes
 ) -> Iterator[Subject]:
-    """The longest prompt before all else: what the device has held at most is then its own.
+    """Steps by batch and by position, then a prompt.
 
     On a GPU XLA's rows only where they are asked for by name.
     """
     first, *others = sizes.positions
-    longest = max(sizes.prompts)
-    room = model_decode.room_for(longest + model_decode.STEPS)
     for backend in backends[-1:] if on_gpu() else backends:
-        for tokens in sorted(sizes.prompts, reverse=True):
-            after = tokens == longest
-            yield model_prefill.subject(cfg, backend, tokens, room, after=after)
         for batch in batches:
             yield model_decode.subject(cfg, backend, batch, first)
         for position in others:
             yield model_decode.subject(cfg, backend, 1, position)
+        yield model_prefill.subject(cfg, backend, sizes.prompt)

@@ -18,7 +18,6 @@ from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.forward import Call, prefill_blocks
 from gdn_jax.models.generate import STEPS
-from gdn_jax.models.model import ROOM
 from gdn_jax.models.sampling import Sampling
 from gdn_jax.state import GDNState
 
@@ -49,7 +48,7 @@ def subject(cfg: ModelConfig, backend: str, batch: int, position: int) -> Subjec
 
 def _make(cfg: ModelConfig, backend: str, batch: int, position: int) -> Prepared:
     model = work.made(cfg, backend)
-    room = room_for(position + STEPS)
+    room = work.room_for(position + STEPS)
     call = Call(cfg, model.route, reach=steps.reach_of(position + STEPS, room))
     keep, stops, sampling = jnp.ones(batch, bool), jnp.full(4, -1, jnp.int32), Sampling.of()
     start = jnp.full(batch, position, jnp.int32)
@@ -72,18 +71,13 @@ def _make(cfg: ModelConfig, backend: str, batch: int, position: int) -> Prepared
     )
 
 
-def room_for(tokens: int) -> int:
-    """Of a cache, as :meth:`gdn_jax.models.Model.generate` makes it."""
-    return -(-tokens // ROOM) * ROOM
-
-
 def drawn(cfg: ModelConfig, distinct: int, batch: int, position: int) -> steps.Rows:
     """``batch`` rows that have ``position`` tokens, ``distinct`` of them in turn.
 
     Places from the position on are drawn as well, since no token may see them.
     """
     like = jax.eval_shape(
-        lambda: ModelCache.zeros(cfg, distinct, room_for(position + STEPS), jnp.bfloat16)
+        lambda: ModelCache.zeros(cfg, distinct, work.room_for(position + STEPS), jnp.bfloat16)
     )
     rows = np.arange(batch) % distinct
     keys = (jax.random.key(seed, impl="rbg") for seed in itertools.count())
@@ -111,7 +105,8 @@ def exact(cfg: ModelConfig, backend: str, distinct: int, position: int) -> jax.A
     rows = drawn(cfg, distinct, distinct, position)
     cache, token, found = rows.cache, rows.token, []
     for _ in range(STEPS):
-        y, cache = prefill_blocks(params, cache, token[:, None], None, Call(cfg, logits="last"))
+        call = Call(cfg, logits="last")
+        y, cache = prefill_blocks(params, cache, token[:, None], None, call, tuned=False)
         assert y is not None
         found.append(jax.nn.log_softmax(y))
         token = jnp.argmax(y, axis=-1).astype(jnp.int32)

@@ -9,7 +9,7 @@ import jax
 from gdn_jax.backend import select_backend
 from gdn_jax.bench import chunks
 from gdn_jax.models.config import ModelConfig
-from gdn_jax.models.model import Model
+from gdn_jax.models.model import ROOM, Model
 from gdn_jax.models.params import AttentionParams, BlockParams
 from gdn_jax.models.synthetic import model_params_like
 from gdn_jax.models.weights import weight_table
@@ -45,6 +45,11 @@ def _sharper(block: BlockParams) -> BlockParams:
 def shape(cfg: ModelConfig) -> str:
     """Layers and vocabulary."""
     return f"l{len(cfg.layer_types)}_v{cfg.vocab_size}"
+
+
+def room_for(tokens: int) -> int:
+    """Of a cache, as :meth:`gdn_jax.models.Model.generate` makes it."""
+    return -(-tokens // ROOM) * ROOM
 
 
 def weight_bytes(cfg: ModelConfig) -> int:

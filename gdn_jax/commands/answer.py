@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from gdn_jax.commands.host_memory import HostPeak
 from gdn_jax.commands.loading import loaded
 from gdn_jax.environment import environment
 from gdn_jax.files import write_atomically
@@ -51,7 +52,8 @@ def answer(
     """
     given = [one.encode(tokenizer, options.model, options.thinking) for one in prompts]
     started = time.perf_counter()
-    model = options.load()
+    with HostPeak() as host:
+        model = options.load()
     load_s = time.perf_counter() - started
     quiet = json_file == "-"
     shown = Shown(tokenizer, options.sampling["stop_strings"], write=not quiet and len(given) == 1)
@@ -70,6 +72,7 @@ def answer(
             "weights": options.weights,
             "sampling": options.sampling,
             "load_s": load_s,
+            "load_host_peak_bytes": host.bytes,
             "device_peak_bytes": peak_bytes(),
             "results": [
                 {"prompt": one.where, "prompt_tokens": ids, **dataclasses.asdict(result)}

@@ -77,13 +77,20 @@ def forward(
 
 
 def prefill_blocks(
-    params: ModelParams, cache: ModelCache, tokens: Array, lengths: Array | None, call: Call
+    params: ModelParams,
+    cache: ModelCache,
+    tokens: Array,
+    lengths: Array | None,
+    call: Call,
+    *,
+    tuned: bool = True,
 ) -> tuple[Array | None, ModelCache]:
     """:func:`forward` with every block a program of its own: two to compile, whatever the depth.
 
-    Not to be traced. The cache is donated. ``call.logits`` may be ``"none"`` too.
+    Not to be traced. The cache is donated. ``call.logits`` may be ``"none"`` too. Where it is not
+    ``tuned``, XLA times no variants of its products on a GPU: sooner compiled, and slower.
     """
-    return _through(_COMPILED, params, cache, tokens, lengths, call)
+    return _through(_compiled(tuned), params, cache, tokens, lengths, call)
 
 
 def _embed(embedding: Array, tokens: Array) -> Array:
@@ -189,24 +196,29 @@ class _Parts(NamedTuple):
     head: Any
 
 
-def _alone(block: Callable[..., tuple[Any, Stream]]) -> Any:
-    """A block as a program: it ends with the sums that another would begin with."""
-
-    @functools.wraps(block)
-    def run(*args: Any) -> tuple[Any, Array]:
-        state, x = block(*args)
-        return state, whole(x)
-
-    return jax.jit(run, static_argnums=5, donate_argnums=(0, 1))
-
-
 _PLAIN = _Parts(_embed, _linear_block, _full_block, _head)
-_COMPILED = _Parts(
-    jax.jit(_embed),
-    _alone(_linear_block),
-    _alone(_full_block),
-    jax.jit(_head, static_argnames="call"),
-)
+
+
+@functools.cache
+def _compiled(tuned: bool) -> _Parts:
+    """Each part as a program."""
+    jit = functools.partial(
+        jax.jit, compiler_options=None if tuned else {"xla_gpu_autotune_level": 0}
+    )
+
+    def alone(block: Callable[..., tuple[Any, Stream]]) -> Any:
+        """A block, which ends with the sums that another would begin with."""
+
+        @functools.wraps(block)
+        def run(*args: Any) -> tuple[Any, Array]:
+            state, x = block(*args)
+            return state, whole(x)
+
+        return jit(run, static_argnums=5, donate_argnums=(0, 1))
+
+    return _Parts(
+        jit(_embed), alone(_linear_block), alone(_full_block), jit(_head, static_argnames="call")
+    )
 
 
 def _through(

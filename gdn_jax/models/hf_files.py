@@ -91,7 +91,7 @@ class HFModel:
                 "of another type": other,
             },
         )
-        stored = {name: _stored(files, n, found[n]) for name, n in wanted.items()}
+        stored = {name: _stored(n, found[n]) for name, n in wanted.items()}
         return stored, summary(self.path, stored, Counter(skipped.values()))
 
     def _stored_name(self, name: str, prefix: str) -> str:
@@ -122,10 +122,10 @@ def _stored_shape(name: str, weight: Weight) -> tuple[int, ...]:
     return weight.shape
 
 
-def _stored(files: TensorFiles, name: str, header: Header) -> Stored:
+def _stored(name: str, header: Header) -> Stored:
     flat = (math.prod(header.shape[1:]),) if len(header.shape) > 1 else ()
 
     def rows(a: int, b: int) -> np.ndarray:
-        return files.rows(name, a, b).reshape(b - a, *flat)
+        return header.rows(a, b).reshape(b - a, *flat)
 
     return Stored(str(header.path), name, header.nbytes, rows)

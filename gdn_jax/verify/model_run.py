@@ -99,7 +99,7 @@ class ModelRun:
     def _parts(self, ids: np.ndarray, hidden: np.ndarray) -> list[np.ndarray]:
         """The embedding, what each layer makes of its ``hidden``, and logits of the last one."""
         found: list[np.ndarray] = []
-        parts, T = _model._COMPILED, len(ids)
+        parts, T = _model._compiled(True), len(ids)
 
         def given(i: int) -> jax.Array:
             return jnp.asarray(np.pad(hidden[i], ((0, WIDTH - T), (0, 0)))[None])
