@@ -90,10 +90,10 @@ def prefilled() -> Any:
 
 def test_a_prompt_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [len(row) for row in rows_of_three()]
-    assert steps.pieces_of(lengths) == [(0, 128)]
+    assert steps.pieces_of(lengths, 128) == [(0, 128)]
     y, whole = prefilled()
     monkeypatch.setattr(steps, "PIECE", 64)
-    assert steps.pieces_of(lengths) == [(0, 64), (64, 64)]
+    assert steps.pieces_of(lengths, 128) == [(0, 64), (64, 64)]
     z, pieces = prefilled()
     assert_close(z, y, LIMIT)
     assert pieces.length.tolist() == lengths
@@ -105,14 +105,13 @@ def test_a_prompt_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_pieces_hold_every_token_once() -> None:
     for lengths in ([1], [8192], [5000, 1], [2049], [3] * 32, [100] * 5000, [40000]):
-        at = 0
-        for start, width in steps.pieces_of(lengths):
+        at, room = 0, 2 * max(lengths)
+        for start, width in steps.pieces_of(lengths, room):
             assert start == at
-            assert start < steps.FAR or width <= steps.PIECE // 2
             at += width
         assert max(lengths) <= at
-        widest = max(width for _, width in steps.pieces_of(lengths))
-        assert widest <= steps.PIECE
+        widest = max(width for _, width in steps.pieces_of(lengths, room))
+        assert widest <= steps.PIECE // (1 + (room > steps.LARGE))
         assert len(lengths) * widest <= max(steps.PIECES, 16 * len(lengths))
 
 

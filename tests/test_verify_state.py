@@ -52,7 +52,7 @@ def test_it_is_green_and_reported(tmp_path: Path) -> None:
         (["--preset", "tiny"], ["float32", "int4"]),
         (
             ["--preset", "tiny", "--suite", "all", "--tier", "f32"],
-            ["float32", "sequences", "prefill"],
+            ["float32", "sequences", "prefill", "model"],
         ),
         (["--preset", "qwen3.5-9b", "--suite", "state"], ["sequences"]),
         (["--preset", "qwen3.5-9b", "--suite", "prefill"], ["prefill"]),
@@ -63,7 +63,7 @@ def test_each_suite_runs_its_parts_and_only_the_layer_needs_an_oracle(
 ) -> None:
     seen = []
     monkeypatch.setattr(subject, "draw_weights", lambda cfg, seed: {})
-    for name in ("float32", "int4", "sequences", "prefill"):
+    for name in ("float32", "int4", "sequences", "prefill", "model"):
         module = importlib.import_module(f"gdn_jax.verify.{name}")
         monkeypatch.setattr(module, "run", lambda *_, name=name, **__: seen.append(name))
     run(*arguments)

@@ -77,7 +77,7 @@ def _make(cfg: ModelConfig, backend: str, tokens: int) -> Prepared:
 def exact(model: Model, ids: np.ndarray, room: int) -> jax.Array:
     """Logits [1, vocab] behind a prompt on XLA in float32, attention to bfloat16 keys."""
     cache, y = ModelCache.zeros(model.cfg, 1, room, model.kv_dtype), None
-    for start, width in steps.pieces_of([len(ids)]):
+    for start, width in steps.pieces_of([len(ids)], room):
         piece = steps.padded([ids], start, width)
         call = Call(model.cfg, logits="last")
         y, cache = prefill_blocks(model.params, cache, *piece, call, tuned=False)

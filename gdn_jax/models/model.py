@@ -85,7 +85,7 @@ class Model:
         B, T = ids.shape
         with self._explained(where, B, T, logits=4 * B * T * self.cfg.vocab_size):
             cache, parts = self._cache(B, T), []
-            for start, width in steps.pieces_of([T] * B):
+            for start, width in steps.pieces_of([T] * B, T):
                 piece, lengths = steps.padded(prompts, start, width)
                 call = self._call(reach=steps.reach_of(start + width, T), fresh=start == 0)
                 y, cache = prefill_blocks(self.params, cache, piece, lengths, call)

@@ -18,8 +18,8 @@ from gdn_jax.types import Array
 
 PIECE = 2048
 """Most tokens of a prompt that run at once."""
-FAR = 8 * PIECE
-"""Tokens of a row from which on pieces are half as long: attention's mask grows with both."""
+LARGE = 8 * PIECE
+"""Room of a cache above which pieces are half as long: it leaves less memory, and masks grow."""
 PIECES = 2 * PIECE
 """Most tokens of all prompts together that run at once, unless rows are more than that."""
 SMALLEST = 16, 256
@@ -59,16 +59,17 @@ def reach_of(bound: int, room: int) -> int:
     return min(bucket(bound, SMALLEST[1]), room)
 
 
-def pieces_of(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Where the pieces of prompts begin, and how many tokens wide they are with their padding."""
+def pieces_of(lengths: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """Where the pieces of prompts begin, and how many tokens wide they are with their padding.
+
+    ``room`` is that of the cache they go into.
+    """
     longest, share = max(lengths), PIECES // len(lengths)
     most = min(PIECE, max(SMALLEST[0], 1 << max(share, 1).bit_length() - 1))
-    pieces, start = [], 0
-    while start < longest:
-        here = most if start < FAR else min(most, PIECE // 2)
-        pieces.append((start, min(here, bucket(longest - start, SMALLEST[0]))))
-        start += here
-    return pieces
+    if room > LARGE:
+        most = min(most, PIECE // 2)
+    starts = range(0, longest, most)
+    return [(start, min(most, bucket(longest - start, SMALLEST[0]))) for start in starts]
 
 
 def padded(rows: Sequence[np.ndarray], start: int, width: int) -> tuple[Array, Array]:
@@ -86,7 +87,7 @@ def prefill(
 ) -> tuple[Array, ModelCache]:
     """Logits [B, vocab] of the last token of each prompt; the cache is new, and is donated."""
     found = None
-    for start, width in pieces_of([len(p) for p in prompts]):
+    for start, width in pieces_of([len(p) for p in prompts], room):
         ids, lengths = padded(prompts, start, width)
         ends = np.asarray([start < len(p) <= start + width for p in prompts])
         how = call._replace(
