@@ -22,6 +22,8 @@ from tests.tools import assert_close, assert_same_bits, pretend_device
 
 RACES = plgpu.InterpretGPUParams(detect_races=True)
 CFG = gdn.GDNConfig(96, 1, 2, 128, 64, conv_width=3)
+SMALL = gdn.GDNConfig(64, 1, 1, 64, 64, conv_width=3)
+"""Where the interpreter runs many steps: it takes its time by CTAs."""
 INT4 = gdn.GDNConfig(128, 1, 2, 64, 128)
 
 
@@ -80,20 +82,20 @@ def test_slots_idle_rows_and_nan_elsewhere(interpreted: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_weights_are_read_as_they_are(interpreted: Any, dtype: Any) -> None:
-    params, state, xs = weights(), live_state(CFG, 1), inputs(CFG, 1, 2)
+    params, state, xs = weights(SMALL), live_state(SMALL, 1), inputs(SMALL, 1, 2)
     halves = {name: getattr(params, name).astype(dtype) for name in LARGE}
-    ys, _ = gdn.decode(dataclasses.replace(params, **halves), state, xs, CFG, backend="pallas")
+    ys, _ = gdn.decode(dataclasses.replace(params, **halves), state, xs, SMALL, backend="pallas")
     wide = {name: w.astype(jnp.float32) for name, w in halves.items()}
-    ref, _ = gdn.decode(dataclasses.replace(params, **wide), state, xs, CFG, backend="xla")
+    ref, _ = gdn.decode(dataclasses.replace(params, **wide), state, xs, SMALL, backend="xla")
     assert_close(ys, ref, 3e-6)
 
 
 def test_a_bank_steps_one_layer_in_place_and_leaves_the_others(interpreted: Any) -> None:
-    params, xs = weights(), inputs(CFG, 2, 2)
-    bank = gdn.LayerBank(CFG, 3).preload(1, params)
-    state = live_state(CFG, 3, 2)
+    params, xs = weights(SMALL), inputs(SMALL, 2, 2)
+    bank = gdn.LayerBank(SMALL, 3).preload(1, params)
+    state = live_state(SMALL, 3, 2)
     part = jax.tree.map(lambda x: x[1], state)
-    ref, ref_state = gdn.decode(params, part, xs, CFG, backend="xla")
+    ref, ref_state = gdn.decode(params, part, xs, SMALL, backend="xla")
     for run in (
         lambda: bank.decode(state, 1, xs, backend="pallas"),
         lambda: bank.decode_host(state, 1, np.asarray(xs), backend="pallas"),
@@ -108,9 +110,9 @@ def test_a_bank_steps_one_layer_in_place_and_leaves_the_others(interpreted: Any)
 
 
 def test_slots_of_a_pool_on_the_kernels(interpreted: Any) -> None:
-    bank, xs = gdn.LayerBank(CFG, 2).preload(1, weights()), inputs(CFG, 3, 2)
-    pool, slots = gdn.StatePool.create(CFG, 2, 5).alloc(4)
-    full = live_state(CFG, 2, 5)
+    bank, xs = gdn.LayerBank(SMALL, 2).preload(1, weights(SMALL)), inputs(SMALL, 3, 2)
+    pool, slots = gdn.StatePool.create(SMALL, 2, 5).alloc(4)
+    full = live_state(SMALL, 2, 5)
     pool = dataclasses.replace(pool, S=full.S, conv_hist=full.conv_hist)
     read = jnp.asarray([int(slots[2]), -1, int(slots[0])], jnp.int32)
     write = jnp.asarray([int(slots[3]), -1, int(slots[0])], jnp.int32)
@@ -139,9 +141,9 @@ def test_slots_of_a_pool_on_the_kernels(interpreted: Any) -> None:
 def test_a_row_without_a_slot_to_read_or_to_write_is_idle(
     interpreted: Any, backend: str, read: int, write: int
 ) -> None:
-    bank, x = gdn.LayerBank(CFG, 2).preload(1, weights()), inputs(CFG, 1, 1)[:, 0]
-    pool, _ = gdn.StatePool.create(CFG, 2, 2).alloc(2)
-    full = live_state(CFG, 2, 2)
+    bank, x = gdn.LayerBank(SMALL, 2).preload(1, weights(SMALL)), inputs(SMALL, 1, 1)[:, 0]
+    pool, _ = gdn.StatePool.create(SMALL, 2, 2).alloc(2)
+    full = live_state(SMALL, 2, 2)
     pool = dataclasses.replace(pool, S=full.S, conv_hist=full.conv_hist)
     slots = (jnp.asarray([slot], jnp.int32) for slot in (read, write))
     y, after = bank.step_slots(pool, 1, x, next(slots), write_slots=next(slots), backend=backend)
@@ -151,9 +153,9 @@ def test_a_row_without_a_slot_to_read_or_to_write_is_idle(
 
 
 def test_a_replayed_draft_has_the_bits_of_steps(interpreted: Any) -> None:
-    bank = gdn.LayerBank(CFG, 1).preload(0, weights())
-    xs, accepted = inputs(CFG, 2, 3), jnp.asarray([3, 1], jnp.int32)
-    pool, slots = gdn.StatePool.create(CFG, 1, 2).alloc(2)
+    bank = gdn.LayerBank(SMALL, 1).preload(0, weights(SMALL))
+    xs, accepted = inputs(SMALL, 2, 3), jnp.asarray([3, 1], jnp.int32)
+    pool, slots = gdn.StatePool.create(SMALL, 1, 2).alloc(2)
     serial = pool
     for t in range(3):
         going = jnp.where(t < accepted, slots, -1)
