@@ -22,7 +22,7 @@ from gdn_jax.kernel_layer import KernelLayer
 from gdn_jax.params import LARGE
 from gdn_jax.verify.draw import draw_inputs, draw_weights
 from gdn_jax.verify.metrics import distance
-from pallas_kernels import layer, support
+from pallas_kernels import attention_inputs, layer, support
 from pallas_kernels.place import Place
 from pallas_kernels.residual_norm import residual_norm
 
@@ -101,6 +101,44 @@ def worst_of_norm(B: int) -> float:
     return worst
 
 
+def worst_of_attention_inputs(B: int) -> float:
+    """Distance to float64 of queries, gates, keys and values; the first of several rows is idle."""
+    rng, (H, G, N, A, half) = np.random.default_rng(0), (3, 1, 5, 256, 32)
+    q, k, v = (rng.normal(size=(2, B, n * A)).astype(np.float32) for n in (2 * H, G, G))
+    weights = rng.normal(size=(2, A)).astype(np.float32)
+    cos, sin = (f(rng.uniform(0, 6, (B, half))).astype(np.float32) for f in (np.cos, np.sin))
+    place = np.where((np.arange(B) == 0) & (B > 1), -1, np.arange(B) % N).astype(np.int32)
+
+    @jax.jit
+    def run(k_cache: jax.Array, v_cache: jax.Array) -> tuple[jax.Array, ...]:
+        refs = jax.new_ref(k_cache), jax.new_ref(v_cache)
+        slices = attention_inputs.Slices(*map(jnp.asarray, (q, k, v)))
+        norms = attention_inputs.Norms(*map(jnp.asarray, weights))
+        turn = attention_inputs.Turn(jnp.asarray(cos), jnp.asarray(sin))
+        found = attention_inputs.attention_inputs(
+            slices, norms, turn, jnp.asarray(place), *refs, eps=1e-6
+        )
+        return *found, *(ref[...] for ref in refs)
+
+    queries, gates, *caches = map(np.asarray, run(*jnp.full((2, B, G, N, A), jnp.nan)))
+
+    def turned(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        x = (1 + weight) * x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+        a, b, rest = np.split(x, (half, 2 * half), axis=-1)
+        c, s = (oracle.wide(y)[:, None] for y in (cos, sin))
+        return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=-1)
+
+    heads, gate = np.split(oracle.wide(q).sum(0).reshape(B, H, 2 * A), 2, axis=-1)
+    pairs = [(queries, turned(heads, weights[0])), (gates, gate)]
+    active = np.flatnonzero(place >= 0)
+    new = [oracle.wide(x).sum(0).reshape(B, G, A) for x in (k, v)]
+    for cache, exact in zip(caches, (turned(new[0], weights[1]), new[1]), strict=True):
+        pairs.append((cache[active, :, place[active]], exact[active]))
+    left = sum(int(np.isfinite(cache).sum()) for cache in caches) - 2 * len(active) * G * A
+    worst = max(distance(found, exact).max_rel for found, exact in pairs)
+    return worst if left == 0 else float("inf")
+
+
 def worst_of_operators(cfg: gdn.GDNConfig, B: int) -> float:
     """Distance to float64 of the delta rule and of the convolution over 3 tokens."""
     rng, T, W = np.random.default_rng(0), 3, cfg.conv_width
@@ -157,6 +195,7 @@ def main() -> int:
     for cfg, B in CONFIGS:
         runs = {kind: worst_of_layer(cfg, B, kind) for kind in ("float32", "bfloat16", "int4")}
         runs["operators"] = worst_of_operators(cfg, B)
+        runs["attention"] = worst_of_attention_inputs(B)
         if support.has_clusters():
             runs["norm"] = worst_of_norm(B)
         if support.unavailable_reason(support.Sizes(chunk=64)) is None:
