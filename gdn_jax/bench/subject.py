@@ -41,8 +41,7 @@ class Prepared:
     measured: Callable[[int], Timing] | None = None
     """Replaces ``run`` where the time is taken elsewhere: repetitions -> the time of one link."""
     memory: int | None = None
-    """Bytes held on the device at once, where that is worth a column: by the timed program, or for
-    a whole model by the process up to there."""
+    """Bytes that the timed program holds at once, where that is worth a column."""
 
 
 @dataclasses.dataclass(frozen=True)
