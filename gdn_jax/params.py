@@ -1,6 +1,7 @@
 """The weights of one layer."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -104,6 +105,11 @@ def init_params(key: Array, cfg: GDNConfig) -> GDNParams:
         ShapeError: ``cfg`` is not a GDNConfig.
     """
     check_config("init_params", cfg)
+    return _drawn(key, cfg)
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def _drawn(key: Array, cfg: GDNConfig) -> GDNParams:
     names = list(param_dims(cfg))
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     shapes = {n: tuple(size for _, size in dims) for n, dims in param_dims(cfg).items()}

@@ -14,6 +14,8 @@ the second at group g with a = 0. So words only move, and the 16 bytes at ``128�
 the tensor core's fragment of rows 16·m..16·m + 15 for that lane, low and high nibbles together.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -34,6 +36,7 @@ def shape_reason(N: int, K: int) -> str | None:
     return f"weights are [{N}, {K}]; the int4 kernel needs N and K to be multiples of {TILE}"
 
 
+@functools.partial(jax.jit, inline=True)
 def pack(words: jax.Array, scales: jax.Array) -> jax.Array:
     """Words int32 [.., N, K/8] and scales float16 [.., N, K/32] -> int32 [.., N/64, K/64, 9, 64].
 
@@ -53,6 +56,7 @@ def pack(words: jax.Array, scales: jax.Array) -> jax.Array:
     return jnp.concatenate([words.reshape(shape), pairs.reshape(shape)], axis=-2)
 
 
+@functools.partial(jax.jit, inline=True)
 def unpack(blocks: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Inverse of :func:`pack`: words int32 [.., N, K/8] and scales float16 [.., N, K/32]."""
     *lead, row_tiles, tiles, _, _ = blocks.shape

@@ -69,9 +69,10 @@ def test_rows_stand_beside_the_matrix_product_and_have_their_memory(found: dict[
         share = line["us"] and line["flops"] / line["us"] / 1e6 / product["value"]
         assert line["share_matrix"] == (share and pytest.approx(share))
         assert (line["peak_bytes"] is None) is (line["us"] is None)
-    # v and o of 64 tokens and two states at the least.
+    # v and o of 64 tokens and two states at the least; a busy machine may not have timed it.
     (chunk,) = (line for line in found["bench"] if line["kernel"] == "chunk")
-    assert chunk["peak_bytes"] > 2 * 2 * T * TINY.value_dim + 2 * 4 * 4 * 16 * 8
+    if chunk["us"] is not None:
+        assert chunk["peak_bytes"] > 2 * 2 * T * TINY.value_dim + 2 * 4 * 4 * 16 * 8
 
 
 def test_the_most_important_rows_come_first() -> None:

@@ -1,6 +1,7 @@
 """Weights at 4.5 bits: 4-bit integers in groups of 32 columns with one float16 scale each."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,6 +98,11 @@ def dequantize(w: Q4Array, dtype: Any = jnp.float32) -> Array:
     if jnp.dtype(dtype) not in [jnp.dtype(d) for d in FLOATS]:
         needed = ", ".join(jnp.dtype(d).name for d in FLOATS)
         raise ShapeError(f"dequantize: dtype is {jnp.dtype(dtype).name}; needed one of {needed}")
+    return _dequantized(w, jnp.dtype(dtype))
+
+
+@functools.partial(jax.jit, static_argnames="dtype", inline=True)
+def _dequantized(w: Q4Array, dtype: Any) -> Array:
     values = unpack(w).astype(jnp.float32) * w.scales[..., None].astype(jnp.float32)
     return values.reshape(w.shape).astype(dtype)
 
