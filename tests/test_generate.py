@@ -15,6 +15,7 @@ from gdn_jax.models import memory, steps
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.forward import Call
 from gdn_jax.models.model import Model, load
+from gdn_jax.models.route import Route
 from gdn_jax.models.sampling import Sampling
 from tests.test_models import FOLDER
 from tests.tools import assert_close, assert_refused, assert_same_bits
@@ -101,6 +102,16 @@ def test_a_prompt_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch) -> None
     for b, n in enumerate(lengths):
         assert_close(pieces.k[1][b, :, :n], whole.k[1][b, :, :n], LIMIT)
         assert not np.asarray(pieces.k[1][b, :, n:]).any()
+
+
+def test_how_far_a_step_looks() -> None:
+    plain, by_length = Route(), Route(attention="cudnn")
+    assert [steps.step_reach(plain, 1, n, 4096) for n in (1, 256, 1024, 1025, 4096)] == [
+        *(256, 256, 1024, 4096, 4096),
+    ]
+    assert steps.step_reach(plain, 1, 100, 300) == 300
+    assert steps.step_reach(by_length, 1, 1024, 4096) == 1024
+    assert steps.step_reach(by_length, 2, 1024, 4096) == 4096
 
 
 def test_pieces_hold_every_token_once() -> None:

@@ -49,7 +49,8 @@ def subject(cfg: ModelConfig, backend: str, batch: int, position: int) -> Subjec
 def _make(cfg: ModelConfig, backend: str, batch: int, position: int) -> Prepared:
     model = work.made(cfg, backend)
     room = work.room_for(position + STEPS)
-    call = Call(cfg, model.route, reach=steps.reach_of(position + STEPS, room))
+    reach = steps.step_reach(model.route, batch, position + STEPS, room)
+    call = Call(cfg, model.route, reach=reach)
     keep, stops, sampling = jnp.ones(batch, bool), jnp.full(4, -1, jnp.int32), Sampling.of()
     start = jnp.full(batch, position, jnp.int32)
     distinct = 1 if batch == 1 else DISTINCT

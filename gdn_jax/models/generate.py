@@ -142,7 +142,8 @@ def _chosen(
     while any(row.finish is None for row in rows):
         if bound < most - 1:
             bound += STEPS
-            how = call._replace(reach=steps.reach_of(min(bound, most), request.room))
+            reach = steps.step_reach(call.route, B, min(bound, most), request.room)
+            how = call._replace(reach=reach)
             keep = jnp.asarray([row.finish is None for row in rows])
             state, chosen = steps.decode(params, state, keep, request.sampling, stops, how, STEPS)
             for x in chosen:

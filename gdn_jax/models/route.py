@@ -42,6 +42,13 @@ class Route:
         """Of :func:`gdn_jax.prefill`."""
         return "bfloat16" if self.narrow else "float32"
 
+    def reads_by_length(self, rows: int) -> bool:
+        """Whether attention of one token a row takes cuDNN, which reads the keys that there are.
+
+        Of a single row XLA is as fast, of eight at 10 000 tokens 1.4 times slower (H200).
+        """
+        return self.attention == "cudnn" and rows > 1
+
     @classmethod
     def choose(
         cls, params: ModelParams, cfg: ModelConfig, backend: str | None, dtype: Any

@@ -13,6 +13,7 @@ from jax import lax
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.forward import Call, forward, prefill_blocks
 from gdn_jax.models.params import ModelParams
+from gdn_jax.models.route import Route
 from gdn_jax.models.sampling import Sampling, choose
 from gdn_jax.types import Array
 
@@ -57,6 +58,16 @@ def bucket(n: int, smallest: int) -> int:
 def reach_of(bound: int, room: int) -> int:
     """How far attention looks for rows of up to ``bound`` tokens."""
     return min(bucket(bound, SMALLEST[1]), room)
+
+
+def step_reach(route: Route, rows: int, bound: int, room: int) -> int:
+    """How far the attention of one token a row looks; each number compiles a loop of its own.
+
+    Where keys are read by length, all of the room. Else XLA copies the part that it looks at: three
+    times its bytes, so that only a quarter of the room or less is worth it.
+    """
+    reach = reach_of(bound, room)
+    return room if route.reads_by_length(rows) or 4 * reach > room else reach
 
 
 def pieces_of(lengths: Sequence[int], room: int) -> list[tuple[int, int]]:
