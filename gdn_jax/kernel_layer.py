@@ -113,7 +113,8 @@ class KernelLayer:
         """One token of layer ``index`` for x [B, D], and the trace where asked for.
 
         Row b is on slot b, or reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
-        y [B, D], or where not ``summed`` the K slices that it is the sum of, [splits, B, D].
+        y [B, D], or where not ``summed`` the K slices that it is the sum of, [splits, B, D],
+        and no trace.
         """
         parts, S, hist, seen = layer.step(
             self.weights,

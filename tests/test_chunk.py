@@ -45,7 +45,7 @@ def assert_right(drawn: dict[str, np.ndarray], chunk_size: int = 64, limit: floa
         assert_close(found, wanted, limit)
 
 
-@pytest.mark.parametrize("T", [1, 2, 63, 64, 65, 1000, 4096])
+@pytest.mark.parametrize("T", [1, 2, 3, 63, 64, 65, 500, 1000, 4096])
 def test_every_length(T: int) -> None:
     assert_right(draw(T))
 

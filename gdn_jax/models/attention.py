@@ -121,7 +121,6 @@ def _token_on_kernels(
 ) -> tuple[Array, Array, Pair]:
     """:func:`_inputs` of one token a row in two launches, without its own keys and values."""
     weights = map(as_read, (params.q_proj, params.k_proj, params.v_proj))
-    cos, sin = (part[:, 0] for part in turn(start[:, None], cfg))
     at = jnp.where(start < caches[0].shape[2], start, -1)
     if lengths is not None:
         at = jnp.where(lengths > 0, at, -1)
@@ -129,7 +128,7 @@ def _token_on_kernels(
     q, gate = attention_inputs.attention_inputs(
         attention_inputs.Slices(*joint.slices(x[:, 0], *weights)),
         attention_inputs.Norms(params.q_norm, params.k_norm),
-        Turn(cos, sin),
+        Turn(*(part[:, 0] for part in turn(start[:, None], cfg))),
         at,
         *refs,
         eps=cfg.norm_eps,

@@ -10,8 +10,6 @@ from gdn_jax.quant.kernel_layout import Q4Kernel
 from gdn_jax.quant.q4array import Q4Array
 from pallas_kernels import q4_layout
 
-_lay_out = jax.jit(kernel_layout.to_kernel)
-
 
 def to_kernel(params: ModelParams) -> ModelParams:
     """The model with every Q4Array laid out for the kernels, where both sizes are multiples of 64.
@@ -25,7 +23,7 @@ def to_kernel(params: ModelParams) -> ModelParams:
 def _moved(weight: Any) -> Any:
     if not isinstance(weight, Q4Array) or q4_layout.shape_reason(*weight.shape):
         return weight
-    laid_out = jax.block_until_ready(_lay_out(weight))
+    laid_out = jax.block_until_ready(kernel_layout.to_kernel(weight))
     for x in (weight.packed, weight.scales):
         x.delete()
     return laid_out
