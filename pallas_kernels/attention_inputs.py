@@ -19,6 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.layouts import channels, in_every_warp, load, rsqrt
 from pallas_kernels.mlir import barrier
+from pallas_kernels.place import settled
 
 WIDTHS = (128, 256)
 """Of a head."""
@@ -60,25 +61,26 @@ def unavailable_reason(A: int, R: int) -> str | None:
     return f"heads of {A} of which {R} are turned; the kernel needs 128 or 256, and 64 or 128"
 
 
+@functools.partial(jax.jit, static_argnames=("eps", "interpret"))
 def attention_inputs(
     slices: Slices,
     norms: Norms,
     turn: Turn,
     place: jax.Array,
-    k_cache: Any,
-    v_cache: Any,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
     *,
     eps: float,
     interpret: Any = None,
-) -> tuple[jax.Array, jax.Array]:
-    """Queries [B, H, A] of the caches' type and gates float32 [B, H, A].
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Queries [B, H, A] of the caches' type, gates float32 [B, H, A], and the two caches.
 
     Args:
         slices: of the projections; N is a multiple of A.
         norms: of queries and keys.
         turn: angles of every row's position; pairs are (i, i + R/2).
         place: int32 [B], where in the caches keys and values are put; nowhere if negative.
-        k_cache, v_cache: references to [B, G, N, A], float32 or bfloat16.
+        k_cache, v_cache: [B, G, N, A], float32 or bfloat16; updated in place where XLA may.
         eps: of the norms.
         interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU.
     """
@@ -97,8 +99,10 @@ def attention_inputs(
         interpret=interpret,
         kernel_name="attention_inputs",
     )
-    queries, gates = kernel(*slices, *norms, *turn, place, k_cache, v_cache)
-    return queries, gates
+    caches = jax.new_ref(k_cache), jax.new_ref(v_cache)
+    queries, gates = kernel(*slices, *norms, *turn, place, *caches)
+    k_cache, v_cache = settled(*(cache[...] for cache in caches))
+    return queries, gates, k_cache, v_cache
 
 
 def _body(eps: float, interpreted: bool, *refs: Any) -> None:

@@ -109,18 +109,15 @@ def worst_of_attention_inputs(B: int) -> float:
     cos, sin = (f(rng.uniform(0, 6, (B, half))).astype(np.float32) for f in (np.cos, np.sin))
     place = np.where((np.arange(B) == 0) & (B > 1), -1, np.arange(B) % N).astype(np.int32)
 
-    @jax.jit
-    def run(k_cache: jax.Array, v_cache: jax.Array) -> tuple[jax.Array, ...]:
-        refs = jax.new_ref(k_cache), jax.new_ref(v_cache)
-        slices = attention_inputs.Slices(*map(jnp.asarray, (q, k, v)))
-        norms = attention_inputs.Norms(*map(jnp.asarray, weights))
-        turn = attention_inputs.Turn(jnp.asarray(cos), jnp.asarray(sin))
-        found = attention_inputs.attention_inputs(
-            slices, norms, turn, jnp.asarray(place), *refs, eps=1e-6
-        )
-        return *found, *(ref[...] for ref in refs)
-
-    queries, gates, *caches = map(np.asarray, run(*jnp.full((2, B, G, N, A), jnp.nan)))
+    found = attention_inputs.attention_inputs(
+        attention_inputs.Slices(*map(jnp.asarray, (q, k, v))),
+        attention_inputs.Norms(*map(jnp.asarray, weights)),
+        attention_inputs.Turn(jnp.asarray(cos), jnp.asarray(sin)),
+        jnp.asarray(place),
+        *jnp.full((2, B, G, N, A), jnp.nan),
+        eps=1e-6,
+    )
+    queries, gates, *caches = map(np.asarray, found)
 
     def turned(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         x = (1 + weight) * x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6)

@@ -1,6 +1,5 @@
 """A token's queries, gates, keys and values on the kernel against float64, and for CUDA."""
 
-import functools
 from typing import Any
 
 import jax
@@ -38,18 +37,10 @@ def draw(A: int, half: int, B: int) -> dict[str, Any]:
     }
 
 
-@functools.partial(jax.jit, static_argnames="interpret")
-def placed(slices: Any, norms: Any, turn: Any, place: Any, caches: Any, interpret: Any = INTERPRET):
-    refs = [jax.new_ref(x) for x in caches]
-    q, gate = kernel.attention_inputs(
-        slices, norms, turn, place, *refs, eps=EPS, interpret=interpret
-    )
-    return q, gate, *(ref[...] for ref in refs)
-
-
 def run(drawn: dict[str, Any], place: Any, dtype: Any = jnp.float32) -> list[jax.Array]:
     caches = [x.astype(dtype) for x in drawn["caches"]]
-    found = placed(**drawn | {"caches": caches}, place=jnp.asarray(place, jnp.int32))
+    at, given = jnp.asarray(place, jnp.int32), [drawn[x] for x in ("slices", "norms", "turn")]
+    found = kernel.attention_inputs(*given, at, *caches, eps=EPS, interpret=INTERPRET)
     assert COMPILED or not get_races().races_found
     return list(found)
 
@@ -110,7 +101,8 @@ def test_the_kernel_lowers_for_cuda_at_the_27b_shape(B: int) -> None:
     slices = Slices(*(like(10, B, n) for n in (2 * 24 * 256, 1024, 1024)))
     given = (slices, Norms(like(256), like(256)), Turn(like(B, 32), like(B, 32)))
     caches = [like(B, 4, 512, 256, dtype=jnp.bfloat16)] * 2
-    traced = placed.trace(*given, like(B, dtype=jnp.int32), caches, interpret=None)
+    at = like(B, dtype=jnp.int32)
+    traced = kernel.attention_inputs.trace(*given, at, *caches, eps=EPS, interpret=None)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@mosaic_gpu_v2") == 1
 

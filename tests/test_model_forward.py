@@ -181,12 +181,14 @@ def test_a_step_on_the_kernels_is_a_step_on_xla(interpreted: None, monkeypatch, 
 
 
 def cross_lowered(weights: Any, B: int) -> str:
-    """The loop over tokens, for CUDA."""
-    cache = ModelCache.zeros(CFG, B, 16, jnp.bfloat16)
+    """The loop over tokens of a model that is twice as deep, for CUDA."""
+    cfg = dataclasses.replace(CFG, layer_types=2 * CFG.layer_types)
+    weights = dataclasses.replace(weights, blocks=2 * weights.blocks)
+    cache = ModelCache.zeros(cfg, B, 16, jnp.bfloat16)
     ones = jnp.ones(B, jnp.int32)
     rows = steps.Rows(cache, ones, ones, ones, None)
     keep, stops = jnp.ones(B, bool), jnp.zeros(1, jnp.int32)
-    call = Call(CFG, Route(backend="pallas"))
+    call = Call(cfg, Route(backend="pallas"))
     traced = steps.decode.trace(weights, rows, keep, Sampling.of(), stops, call, 4)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
@@ -204,7 +206,7 @@ def test_a_loop_of_steps_holds_the_kernels_and_copies_no_state(monkeypatch, kind
     # Three of a linear layer; q|k|v, what attention takes, o; gate|up, down; the head: each once,
     # however often. A norm for each number of slices, and one before the head, without the stream.
     assert text.count("@mosaic_gpu_v2") == 9 + norms
-    S = f"tensor<2x{B}x2x64x128xf32>"
+    S = f"tensor<4x{B}x2x64x128xf32>"
     assert S in text
     moved = re.compile(r"stablehlo\.(slice|dynamic_slice|dynamic_update_slice|gather|scatter|"
                        r"concatenate|select|copy)")  # fmt: skip

@@ -166,6 +166,7 @@ def summarise(found: Sequence[Generated]) -> None:
     """One line on standard error: tokens, times, and why each row ended."""
     count, times = sum(len(result.tokens) for result in found), found[0].timings
     ends = ", ".join(dict.fromkeys(result.finish for result in found))
-    rate = f"{times.tokens_per_second:.1f} a second after the first"
-    line = f"{count} tokens, {times.prefill:.2f} s to the first, {rate}; {ends}"
+    rate = times.tokens_per_second
+    then = "" if rate is None else f", then {rate:.1f} a second"
+    line = f"{count} tokens, {times.prefill:.2f} s to the first{then}; {ends}"
     click.echo(line, err=True)

@@ -14,7 +14,6 @@ from gdn_jax.models.route import Route, as_read, products
 from gdn_jax.types import Array
 from pallas_kernels import attention_inputs, joint
 from pallas_kernels.attention_inputs import Turn
-from pallas_kernels.place import settled
 
 Pair = tuple[Array, Array]
 """Of keys and values."""
@@ -124,16 +123,14 @@ def _token_on_kernels(
     at = jnp.where(start < caches[0].shape[2], start, -1)
     if lengths is not None:
         at = jnp.where(lengths > 0, at, -1)
-    refs = [jax.new_ref(cache) for cache in caches]
-    q, gate = attention_inputs.attention_inputs(
+    q, gate, k_cache, v_cache = attention_inputs.attention_inputs(
         attention_inputs.Slices(*joint.slices(x[:, 0], *weights)),
         attention_inputs.Norms(params.q_norm, params.k_norm),
         Turn(*(part[:, 0] for part in turn(start[:, None], cfg))),
         at,
-        *refs,
+        *caches,
         eps=cfg.norm_eps,
     )
-    k_cache, v_cache = settled(*(ref[...] for ref in refs))
     return q[:, None], gate[:, None], (k_cache, v_cache)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,14 +24,25 @@ OnTokens = Callable[[int, list[int]], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """Seconds until the first token and from there on, and tokens a second in the second part.
+    """Seconds until the first token, and from there on, with whatever was compiled in them.
 
-    They are those of all rows of a call together, and have whatever was compiled in them.
+    ``tokens_per_second`` counts from when the host has the first that the loop over tokens made,
+    and so without compiling it; None where there are none behind those. Of all rows of a call.
     """
 
     prefill: float
     decode: float
-    tokens_per_second: float
+    tokens_per_second: float | None
+
+    @classmethod
+    def of(cls, began: float, looks: Sequence[tuple[float, int]]) -> Self:
+        """From when the host looked, and the tokens that there were then; it did at least once."""
+        (first, _), (last, tokens) = looks[0], looks[-1]
+        rate = None
+        if len(looks) > 2:
+            start, before = looks[1]
+            rate = (tokens - before) / (last - start)
+        return cls(first - began, last - first, rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,19 +118,15 @@ def generate(
     """
     rows = [_Row(request, tokenizer) for _ in request.prompts]
     began = time.perf_counter()
-    first = last = None
+    looks: list[tuple[float, int]] = []
     try:
         for chosen in _chosen(params, call, cache, request, rows):
-            last = time.perf_counter()
-            first = first or last
+            now = time.perf_counter()
             _give(rows, chosen, request.on_tokens)
+            looks.append((now, sum(len(row.tokens) for row in rows)))
     except KeyboardInterrupt:
         pass
-    first = first or time.perf_counter()
-    seconds = (last or first) - first
-    after = sum(max(len(row.tokens) - 1, 0) for row in rows)
-    rate = after / seconds if seconds > 0 else 0.0
-    timings = Timings(first - began, seconds, rate)
+    timings = Timings.of(began, looks or [(time.perf_counter(), 0)])
     return [row.done(timings) for row in rows]
 
 
