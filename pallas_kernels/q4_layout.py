@@ -18,6 +18,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 TILE = 64
@@ -54,6 +55,20 @@ def pack(words: jax.Array, scales: jax.Array) -> jax.Array:
     pairs = lax.bitcast_convert_type(_permute(halves, (0, 4, 1, 3, 5, 2)), jnp.int32)
     shape = (*lead, N // TILE, tiles, -1, TILE)
     return jnp.concatenate([words.reshape(shape), pairs.reshape(shape)], axis=-2)
+
+
+def pack_into(blocks: np.ndarray, words: np.ndarray, scales: np.ndarray) -> None:
+    """:func:`pack` on the host, into contiguous ``blocks`` int32 [N/64, K/64, 9, 64]."""
+    row_tiles, tiles = blocks.shape[:2]
+    rows, split = (row_tiles, 4, 2, 8), _WEIGHT_ROWS * TILE
+    flat = blocks.reshape(row_tiles, tiles, -1)
+    # The same orders as in pack; halves are those of a word, the first the lower.
+    flat[..., :split].reshape(row_tiles, tiles, 4, 8, 4, 2, 2)[...] = np.transpose(
+        words.reshape(*rows, tiles, 2, 4), (0, 4, 1, 3, 6, 5, 2)
+    )
+    flat[..., split:].view("<u2").reshape(row_tiles, tiles, 4, 8, 2, 2)[...] = np.transpose(
+        scales.view(np.uint16).reshape(*rows, tiles, 2), (0, 4, 1, 3, 5, 2)
+    )
 
 
 @functools.partial(jax.jit, inline=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gdn_jax as gdn
+from gdn_jax.models import stored
 from gdn_jax.models.kernel_weights import to_kernel
 from gdn_jax.models.load import config_of, load_params
 from gdn_jax.models.presets import MODEL_PRESETS
@@ -90,8 +91,20 @@ def test_the_layout_of_the_kernels_keeps_every_bit_and_frees_the_old_one(wide: P
     assert to_kernel(laid_out).blocks[0].gate_proj is laid_out.blocks[0].gate_proj
 
 
-def test_what_the_kernels_cannot_take_stays() -> None:
-    params = load_params(TINY, CFG, weights="q4")
+def test_a_load_lays_out_on_the_way(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host, in several pieces, what to_kernel makes on the device."""
+    cfg = config_of(wide)
+    wanted = to_kernel(load_params(wide, cfg, weights="q4"))
+    monkeypatch.setattr(stored, "PIECE", 64 * cfg.hidden_size)
+    found = load_params(wide, cfg, weights="q4", kernel=True)
+    assert isinstance(found.blocks[0].gate_proj, gdn.Q4Kernel)
+    assert len(found.blocks[0].gate_proj.blocks) > 1
+    assert_same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_what_the_kernels_cannot_take_stays(kernel: bool) -> None:
+    params = load_params(TINY, CFG, weights="q4", kernel=kernel)
     block = to_kernel(params).blocks[0]
     assert isinstance(block.gate_proj, gdn.Q4Array)
     assert isinstance(block.down_proj, jax.Array)

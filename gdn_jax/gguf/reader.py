@@ -18,8 +18,8 @@ from gdn_jax.errors import CheckpointError
 from gdn_jax.gguf import layout
 from gdn_jax.gguf.metadata import Metadata
 from gdn_jax.params import LARGE, GDNParams
-from gdn_jax.quant.codecs import BLOCK_BYTES, q4_from_gguf_blocks
-from gdn_jax.quant.q4array import GROUP, Q4Array
+from gdn_jax.quant.codecs import BLOCK_BYTES, on_device, words_of_gguf_blocks
+from gdn_jax.quant.q4array import GROUP
 
 Type = gguf.GGMLQuantizationType
 TYPES = (Type.Q4_0, Type.Q8_0, Type.F16, Type.BF16, Type.F32)
@@ -91,7 +91,7 @@ class GGUFFile:
         large = field in LARGE
         tensor = self._checked(name, shape)
         if large and tensor.tensor_type == Type.Q4_0:
-            return q4_array(self.path, tensor, place, self.cfg.head_v_dim)
+            return on_device(*q4_words(self.path, tensor, place, self.cfg.head_v_dim))
         x = place.gather(self._floats(tensor, large))
         return jnp.asarray(x if field != "A_log" else self.a_log(name, x, place))
 
@@ -153,10 +153,10 @@ class GGUFFile:
             raise CheckpointError(f"{self.path}: {', '.join(faults)}; {what}")
 
 
-def q4_array(
+def q4_words(
     path: Path, tensor: gguf.ReaderTensor, place: layout.Place, head_v_dim: int
-) -> Q4Array:
-    """The rows and heads at ``place`` of a Q4_0 tensor, with the file's own bits.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Words and scales, on the host, of a Q4_0 tensor's rows and heads at ``place``, bit for bit.
 
     Raises:
         CheckpointError: a scale that is not finite, or heads that tear a group of columns apart.
@@ -169,8 +169,7 @@ def q4_array(
         )
     scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0]
     check_finite(str(path), f"{tensor.name} scale", scales, CheckpointError)
-    N, groups = blocks.shape[:2]
-    return q4_from_gguf_blocks(place.columns(blocks).reshape(N, -1), (N, GROUP * groups))
+    return words_of_gguf_blocks(place.columns(blocks))
 
 
 def load_gguf_layer(path: str | os.PathLike[str], layer: int) -> GDNParams:

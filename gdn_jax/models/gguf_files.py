@@ -33,11 +33,10 @@ from gdn_jax.errors import CheckpointError, ConfigError
 from gdn_jax.gguf import layout
 from gdn_jax.gguf.layout import Place
 from gdn_jax.gguf.metadata import Metadata
-from gdn_jax.gguf.reader import GGUFFile, Type, q4_array
+from gdn_jax.gguf.reader import GGUFFile, Type, q4_words
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.stored import Stored
 from gdn_jax.models.weights import Weight, refuse_faults, summary
-from gdn_jax.quant.q4array import Q4Array
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _NAMES = {
@@ -142,8 +141,8 @@ class GGUFModel:
                 return self.file.a_log(tensor.name, x, part)
             return x - np.float32(1) if name.rpartition(".")[2] in _ONE_MORE else x
 
-        def int4(a: int, b: int) -> Q4Array:
-            return q4_array(self.file.path, tensor, place.part(a, b), self.cfg.gdn.head_v_dim)
+        def int4(a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
+            return q4_words(self.file.path, tensor, place.part(a, b), self.cfg.gdn.head_v_dim)
 
         kept = weight.role == "projection" and tensor.tensor_type == Type.Q4_0
         where = str(self.file.path)

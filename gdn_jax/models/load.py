@@ -39,14 +39,15 @@ def load_params(
     cfg: ModelConfig,
     *,
     weights: str = "bf16",
+    kernel: bool = False,
     progress: Progress | None = None,
     notes: Callable[[str], None] | None = None,
 ) -> ModelParams:
     """All weights of a model on the default device, each converted once.
 
     First every header is checked, then that the device has room; then tensors are read one after
-    another, a piece of rows at a time, and each is on the device before the next is read. So the
-    host holds one tensor in its new form and a piece of it in the old one.
+    another, pieces of rows in threads, and each is on the device before the next is read. So the
+    host holds one tensor in its new form and a few pieces of it in the old one.
 
     Which tensors ``weights`` concerns: :meth:`gdn_jax.models.weights.Weight.held`. Projections and
     a head of its own are float32, rounded to bfloat16, or quantised by :func:`gdn_jax.quantize_q4`.
@@ -61,6 +62,7 @@ def load_params(
         source: a Hugging Face directory, or a GGUF file of the whole model.
         cfg: what :func:`config_of` says of it.
         weights: ``"bf16"``, ``"q4"`` or ``"f32"``.
+        kernel: whether int4 is laid out for the kernels, where the sizes allow it.
         progress: called as ``progress(name, bytes_done, bytes_total)`` after each tensor, in bytes
             of the files.
         notes: called with a line on what the files hold, what of it is skipped, and what is wider
@@ -88,7 +90,7 @@ def load_params(
     (notes or _LOG.info)(line)
     total, done, arrays = sum(stored[name].nbytes for name in table), 0, {}
     for name, weight in table.items():
-        arrays[name] = to_device(stored[name], weight.shape, held[name])
+        arrays[name] = to_device(stored[name], weight.shape, held[name], kernel=kernel)
         done += stored[name].nbytes
         if progress:
             progress(stored[name].name, done, total)

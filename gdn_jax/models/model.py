@@ -60,7 +60,7 @@ class Model:
         """
         wide = all(getattr(w, "dtype", None) == jnp.float32 for w in weights_of(params))
         dtype = jnp.float32 if wide else jnp.bfloat16
-        if backend != "xla" and support.unavailable_reason() is None:
+        if _laid_out(backend):
             params = to_kernel(params)
         return cls(params, cfg, Route.choose(params, cfg, backend, dtype), dtype, tokenizer)
 
@@ -196,6 +196,11 @@ class Model:
         return explained(where, {"weights": self.params.nbytes}, new, advice)
 
 
+def _laid_out(backend: str | None) -> bool:
+    """Whether int4 is laid out for the kernels: where they run, unless it is not for them."""
+    return backend != "xla" and support.unavailable_reason() is None
+
+
 def _array(where: str, name: str, ids: Any) -> np.ndarray:
     try:
         return np.asarray(ids)
@@ -227,7 +232,8 @@ def load(
         DeviceMemoryError: the device has too little memory.
     """
     cfg = config_of(source)
-    params = load_params(source, cfg, weights=weights, progress=progress, notes=notes)
+    options = {"weights": weights, "progress": progress, "notes": notes}
+    params = load_params(source, cfg, kernel=_laid_out(backend), **options)
     folder = Path(source)
     tokenizer = Tokenizer.load(folder if folder.is_dir() else folder.parent)
     return Model.of(params, cfg, backend=backend, tokenizer=tokenizer)

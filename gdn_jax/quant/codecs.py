@@ -48,7 +48,17 @@ def q4_from_gguf_blocks(raw: Any, shape: tuple[int, int]) -> Q4Array:
     where = "q4_from_gguf_blocks"
     N, groups = _check_shape(where, shape)
     blocks = _bytes(where, raw, (N, groups * BLOCK_BYTES)).reshape(N, groups, BLOCK_BYTES)
-    return _to_device(blocks[..., :2], blocks[..., 2:] ^ _OFFSET)
+    return on_device(*words_of_gguf_blocks(blocks))
+
+
+def words_of_gguf_blocks(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The fields of a Q4Array, on the host, of groups uint8 [N, K/32, 18]."""
+    return _words(blocks[..., :2], blocks[..., 2:] ^ _OFFSET)
+
+
+def on_device(packed: np.ndarray, scales: np.ndarray) -> Q4Array:
+    """The Q4Array of its fields on the host."""
+    return Q4Array(jnp.asarray(packed), jnp.asarray(scales))
 
 
 def q4_to_tiles(w: Q4Array) -> np.ndarray:
@@ -86,9 +96,8 @@ def q4_from_tiles(raw: Any, shape: tuple[int, int]) -> Q4Array:
     raw = _bytes(where, raw, (N // TILE_ROWS, groups * TILE_BYTES))
     tiles = raw.reshape(-1, groups, TILE_BYTES)
     split = 2 * TILE_ROWS
-    return _to_device(
-        *(_unfold(part, N, groups) for part in (tiles[..., :split], tiles[..., split:]))
-    )
+    parts = (_unfold(part, N, groups) for part in (tiles[..., :split], tiles[..., split:]))
+    return on_device(*_words(*parts))
 
 
 def _fold(x: np.ndarray, N: int, groups: int) -> np.ndarray:
@@ -110,11 +119,12 @@ def _to_host(where: str, w: Any) -> tuple[np.ndarray, np.ndarray]:
     return scales, words.reshape(*scales.shape[:2], -1)
 
 
-def _to_device(scales: np.ndarray, nibbles: np.ndarray) -> Q4Array:
+def _words(scales: np.ndarray, nibbles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Words and scales of the bytes that :func:`_to_host` gives."""
     N, groups = scales.shape[:2]
     halves = np.ascontiguousarray(scales).view("<f2")[..., 0].astype(np.float16)
     words = np.ascontiguousarray(nibbles).view("<i4").astype(np.int32)
-    return Q4Array(jnp.asarray(words.reshape(N, WORDS * groups)), jnp.asarray(halves))
+    return words.reshape(N, WORDS * groups), halves
 
 
 def _check_shape(where: str, shape: Any) -> tuple[int, int]:
