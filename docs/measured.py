@@ -1,7 +1,8 @@
 """Writes the tables of measured results from ``docs/results``: README's, and docs/ladder.md.
 
-``verify-*.json`` give README's checks, ``bench-*.json`` its times, ``ladder.json`` the page of
-kernel versions. ``python docs/measured.py`` renews both; a test asserts that they are up to date.
+``verify-*.json`` give README's checks, ``bench-*.json`` its times, ``generate-*.json`` what a load
+takes, ``ladder.json`` the page of kernel versions. ``python docs/measured.py`` renews both; a test
+asserts that they are up to date.
 """
 
 import json
@@ -53,7 +54,7 @@ def table() -> str:
     columns: dict[str, dict[str, Row]] = {}
     trips: dict[str, str] = {}
     for result in sorted(results, key=lambda result: result["environment"]["date"]):
-        column = f"{_device(result)}, {result['settings']['backend']}"
+        column = f"{_device(result)}, {result['settings']['backend'] or 'xla'}"
         checks = columns.setdefault(column, {})
         checks |= {check["id"]: check for check in result["checks"]}
         for trip in result.get("round_trip", []):
@@ -80,7 +81,8 @@ def bench_table() -> str:
     for what, us, gbps in REFERENCE:
         share = gbps / CARD_GBPS["NVIDIA GeForce RTX 5090"]
         reference.append([what, _number(us and f"{us:.0f}"), f"{gbps:.0f}", f"{share:.0%}"])
-    return "\n".join([*lines, *_table(reference), "", *map(_made, files, results)])
+    made = map(_made, files, results)
+    return "\n".join([*lines, *_loads(), *_table(reference), "", *made])
 
 
 def ladder_page() -> str:
@@ -192,6 +194,23 @@ def _models(by_backend: dict[tuple[Any, ...], dict[str, Row]]) -> list[str]:
     return [*_table(lines), "", floor + "at the copy's rate.", ""]
 
 
+def _loads() -> list[str]:
+    """What loading and a first answer took of time and memory."""
+    head = ["loaded and asked", "prompt", "load s", "host peak GB", "device peak GB"]
+    lines, made = [[*head, "s to the first token, compiling", "then tokens/s"]], []
+    for file in sorted((ROOT / "docs" / "results").glob("generate-*.json")):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        (answer,) = result["results"]
+        times, where = answer["timings"], result["environment"]
+        cells = [f"{result['model']}, {result['weights']}, {where['device']}"]
+        cells += [f"{len(answer['prompt_tokens'])} of {result['sampling']['context']}"]
+        cells += [f"{result['load_s']:.1f}", f"{result['load_host_peak_bytes'] / 1e9:.1f}"]
+        cells += [f"{result['device_peak_bytes'] / 1e9:.2f}", f"{times['prefill']:.1f}"]
+        lines.append([*cells, f"{times['tokens_per_second']:.1f}"])
+        made.append(_named(file, f"{result['sampling']['max_new_tokens']} new tokens", where))
+    return [*_table(lines), "", *made, ""] if made else []
+
+
 def _prompt_of_a_layer(results: list[Row]) -> list[str]:
     """What a layer over many tokens reaches of a matrix product, and where its time goes."""
     parts = ("projections", "convolution", "rule", "rest")
@@ -246,8 +265,7 @@ def _number(value: Any) -> str:
 
 
 def _made(file: Path, result: Row) -> str:
-    made, settings = result["environment"], result["settings"]
-    commit, date = (made["commit"] or "?")[:12], made["date"][:10]
+    settings = result["settings"]
     if settings.get("suites") == "prefill":
         what = f"{settings['tokens']} tokens, medians of {settings['repetitions']}"
     elif "batches" in settings:
@@ -256,8 +274,15 @@ def _made(file: Path, result: Row) -> str:
         what = f"{settings['tokens']} tokens"
     else:
         what = f"suite {settings['suite']}"
+    return _named(
+        file, f"{settings.get('layer') or settings['model']}, {what}", result["environment"]
+    )
+
+
+def _named(file: Path, what: str, made: Row) -> str:
+    commit, date = (made["commit"] or "?")[:12], made["date"][:10]
     return (
-        f"[`{file.name}`](docs/results/{file.name}): {settings['layer']}, {what}, "
+        f"[`{file.name}`](docs/results/{file.name}): {what}, "
         f"JAX {made['versions']['jax']}, commit {commit}, {date}.  "
     )
 

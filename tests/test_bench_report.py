@@ -162,6 +162,24 @@ def test_models_and_published_times_have_tables_of_their_own(
     assert "published" not in measured.bench_table()
 
 
+def test_a_load_has_a_table(
+    measured: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "docs" / "results"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(measured, "ROOT", tmp_path)
+    assert "loaded and asked" not in measured.bench_table()
+    answer = {"prompt_tokens": [1, 2, 3]}
+    answer |= {"timings": {"prefill": 2.51, "decode": 9.0, "tokens_per_second": 7.02}}
+    found = {"environment": result({}).environment, "model": "M", "weights": "q4", "load_s": 33.71}
+    found |= {"sampling": {"context": 8, "max_new_tokens": 4}, "results": [answer]}
+    found |= {"load_host_peak_bytes": 6.44e9, "device_peak_bytes": 1.993e10}
+    (folder / "generate-a.json").write_text(json.dumps(found))
+    text = measured.bench_table()
+    assert "| M, q4, NVIDIA H200 | 3 of 8 | 33.7 | 6.4 | 19.93 | 2.5 | 7.0 |" in text
+    assert "(docs/results/generate-a.json): 4 new tokens, JAX " in text
+
+
 def test_reference_stands_beside_the_times(measured: ModuleType) -> None:
     text = measured.bench_table()
     assert "| – | 964 | 54% |" in text

@@ -42,7 +42,7 @@ def test_it_is_green_and_reported_and_mistakes_turn_it_red(
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert run("--json", str(file), "--html", str(page)) == 0
     result = json.loads(file.read_text())
-    assert result["settings"]["suite"] == "model"
+    assert result["settings"] == {"suite": "model", "model": "tiny_qwen35", "backend": "xla"}
     assert len(IDS) == 7
     assert {check["id"] for check in result["checks"]} == IDS
     for check in result["checks"]:

@@ -37,6 +37,7 @@ def run(report: Report, *, backend: str | None, stage: Stage) -> None:
     """Run every check of the suite on the bundled checkpoint and add it to the report."""
     with stage("model"):
         this = bundled(backend)
+    report.settings["backend"] = this.model.backend
     with stage("model.layers"):
         rows = report.tables["model"] = this.layers(this.expected["ids"][:PROMPT])
     report.checks.append(check("model.layers", *verdict(rows)))

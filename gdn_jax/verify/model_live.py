@@ -43,6 +43,7 @@ def run(
     python = interpreter(where, python)
     with stage("weights"):
         model = load(folder, weights="f32", backend=backend)
+        report.settings["backend"] = model.backend
     cfg = model.cfg
     ids = drawn(cfg.vocab_size)
     with stage("transformers"):
