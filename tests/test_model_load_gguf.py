@@ -12,6 +12,7 @@ import pytest
 import gdn_jax as gdn
 from gdn_jax.models import stored
 from gdn_jax.models.config import ModelConfig
+from gdn_jax.models.kernel_weights import to_kernel
 from gdn_jax.models.load import config_of, load_params
 from gdn_jax.verify.draw import draw_weights
 from tests.made_gguf import TWICE, Type, block, layer_tensors, metadata, write
@@ -86,6 +87,8 @@ def test_blocks_are_kept_bit_for_bit(
     wanted = load_params(tmp_path / "wide", cfg, weights="q4")
     if weights != "f32":
         assert_alike(found, wanted)
+        laid_out = load_params(path, config_of(path), weights=weights, kernel=True)
+        assert_same_bits(laid_out, to_kernel(found))
         return
     count = 0
     for name, x in by_stored_name(wanted).items():

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gdn_jax.commands.host_memory import HostPeak
-from gdn_jax.commands.loading import loaded
+from gdn_jax.commands.loading import loaded, waiting
 from gdn_jax.environment import environment
 from gdn_jax.files import write_atomically
 from gdn_jax.models.generate import Generated
@@ -39,6 +39,17 @@ class Options:
         """The model, with a bar."""
         return loaded(self.model, self.weights, self.backend)
 
+    def generate(self, model: Model, prompts: list[list[int]], shown: "Shown") -> list[Generated]:
+        """The answers; until there is text, a sign that something happens."""
+        with waiting("reading the prompt; the first time, programs are compiled") as over:
+
+            def add(row: int, tokens: list[int]) -> None:
+                if shown.live:
+                    over()
+                shown.add(row, tokens)
+
+            return model.generate(prompts, **self.sampling, on_tokens=add)
+
 
 def answer(
     options: Options,
@@ -56,8 +67,8 @@ def answer(
         model = options.load()
     load_s = time.perf_counter() - started
     quiet = json_file == "-"
-    shown = Shown(tokenizer, options.sampling["stop_strings"], write=not quiet and len(given) == 1)
-    found = model.generate(given, **options.sampling, on_tokens=shown.add)
+    shown = Shown(tokenizer, options.sampling["stop_strings"], live=not quiet and len(given) == 1)
+    found = options.generate(model, given, shown)
     if len(given) == 1:
         shown.finish(found[0])
     elif not quiet:
@@ -104,7 +115,7 @@ def talk(options: Options, tokenizer: Tokenizer, lines: Iterable[bytes]) -> int:
             tokenizer, options.model, options.thinking
         )
         shown = Shown(tokenizer, options.sampling["stop_strings"])
-        (result,) = model.generate([ids], **options.sampling, on_tokens=shown.add)
+        (result,) = options.generate(model, [ids], shown)
         shown.finish(result)
         summarise([result])
         if result.finish == "interrupted":
@@ -126,18 +137,21 @@ def _asked(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Shown:
-    """The text of one row on standard output while its tokens come; ids without a tokenizer."""
+    """The text of one row on standard output while its tokens come; ids without a tokenizer.
+
+    Nothing is shown unless ``live``.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, stops: Sequence[str], *, write: bool = True
+        self, tokenizer: Tokenizer | None, stops: Sequence[str], *, live: bool = True
     ) -> None:
         self._stream = tokenizer.stream() if tokenizer else None
-        self._stop, self._write = StopStrings(stops), write
+        self._stop, self.live = StopStrings(stops), live
         self._written = ""
 
     def add(self, row: int, tokens: Sequence[int]) -> None:
         """Tokens of a row, the next ones; of the first row they are written."""
-        if row or not self._write:
+        if row or not self.live:
             return
         for token in tokens:
             text = self._stream.push(token) if self._stream else f"{token} "
@@ -145,7 +159,7 @@ class Shown:
 
     def finish(self, result: Generated) -> None:
         """What is left of the text, and the end of the line."""
-        if self._write:
+        if self.live:
             text = text_of(result)
             if text.startswith(self._written):
                 self._put(text[len(self._written) :])

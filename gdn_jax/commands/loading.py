@@ -1,4 +1,4 @@
-"""A bar on standard error, where that is a terminal, while a model is loaded or runs long."""
+"""What is shown on standard error, where that is a terminal, while a person waits for a model."""
 
 import contextlib
 import logging
@@ -26,6 +26,13 @@ def bar() -> Iterator[Update]:
         yield lambda what, done, total: shown.update(
             task, description=what, completed=done, total=total
         )
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[Callable[[], None]]:
+    """Show ``what`` until the function that is yielded is called, or the block ends."""
+    with Console(stderr=True).status(what) as shown:
+        yield shown.stop
 
 
 def loaded(path: str, weights: str, backend: str | None) -> Model:
