@@ -7,6 +7,7 @@ CPU, and ``gdn-jax verify`` checks whatever device it runs on.
 import os
 
 import jax
+import pytest
 from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_platforms", "cpu")
@@ -21,3 +22,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("gdn")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What XLA compiles is shared by the processes of a run, and with the next run."""
+    cache = getattr(config, "cache", None)
+    if hasattr(config, "workerinput") or cache is None:
+        return
+    for name, value in (
+        ("jax_compilation_cache_dir", str(cache.mkdir("jax"))),
+        ("jax_persistent_cache_min_compile_time_secs", 0.0),
+        ("jax_persistent_cache_min_entry_size_bytes", -1),
+    ):
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
