@@ -54,6 +54,7 @@ def table() -> str:
     columns: dict[str, dict[str, Row]] = {}
     trips: dict[str, str] = {}
     for result in sorted(results, key=lambda result: result["environment"]["date"]):
+        # Null in a record of the bundled model: too small for the kernels, it chose XLA itself.
         column = f"{_device(result)}, {result['settings']['backend'] or 'xla'}"
         checks = columns.setdefault(column, {})
         checks |= {check["id"]: check for check in result["checks"]}

@@ -101,35 +101,46 @@ def worst_of_norm(B: int) -> float:
     return worst
 
 
+def exact_attention_inputs(
+    slices: attention_inputs.Slices,
+    norms: attention_inputs.Norms,
+    turn: attention_inputs.Turn,
+    eps: float,
+) -> tuple[np.ndarray, ...]:
+    """Queries and gates [B, H, A], keys and values [B, G, A], in float64."""
+    q, k, v = (np.asarray(x, np.float64).sum(0) for x in slices)
+    cos, sin = (np.asarray(x, np.float64)[:, None] for x in turn)
+    B, A, half = len(q), len(norms.q), cos.shape[-1]
+
+    def turned(x: np.ndarray, weight: jax.Array) -> np.ndarray:
+        x = (1 + np.asarray(weight)) * x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+        a, b, rest = np.split(x, (half, 2 * half), axis=-1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+    q, gate = np.split(q.reshape(B, -1, 2 * A), 2, axis=-1)
+    k, v = (x.reshape(B, -1, A) for x in (k, v))
+    return turned(q, norms.q), gate, turned(k, norms.k), v
+
+
 def worst_of_attention_inputs(B: int) -> float:
     """Distance to float64 of queries, gates, keys and values; the first of several rows is idle."""
     rng, (H, G, N, A, half) = np.random.default_rng(0), (3, 1, 5, 256, 32)
-    q, k, v = (rng.normal(size=(2, B, n * A)).astype(np.float32) for n in (2 * H, G, G))
-    weights = rng.normal(size=(2, A)).astype(np.float32)
-    cos, sin = (f(rng.uniform(0, 6, (B, half))).astype(np.float32) for f in (np.cos, np.sin))
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    slices = attention_inputs.Slices(*(normal(2, B, n * A) for n in (2 * H, G, G)))
+    norms = attention_inputs.Norms(normal(A), normal(A))
+    angles = rng.uniform(0, 6, (B, half))
+    turn = attention_inputs.Turn(*(jnp.asarray(f(angles), jnp.float32) for f in (np.cos, np.sin)))
     place = np.where((np.arange(B) == 0) & (B > 1), -1, np.arange(B) % N).astype(np.int32)
-
-    found = attention_inputs.attention_inputs(
-        attention_inputs.Slices(*map(jnp.asarray, (q, k, v))),
-        attention_inputs.Norms(*map(jnp.asarray, weights)),
-        attention_inputs.Turn(jnp.asarray(cos), jnp.asarray(sin)),
-        jnp.asarray(place),
-        *jnp.full((2, B, G, N, A), jnp.nan),
-        eps=1e-6,
-    )
+    caches = jnp.full((2, B, G, N, A), jnp.nan)
+    given = slices, norms, turn
+    found = attention_inputs.attention_inputs(*given, jnp.asarray(place), *caches, eps=1e-6)
     queries, gates, *caches = map(np.asarray, found)
-
-    def turned(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        x = (1 + weight) * x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6)
-        a, b, rest = np.split(x, (half, 2 * half), axis=-1)
-        c, s = (oracle.wide(y)[:, None] for y in (cos, sin))
-        return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=-1)
-
-    heads, gate = np.split(oracle.wide(q).sum(0).reshape(B, H, 2 * A), 2, axis=-1)
-    pairs = [(queries, turned(heads, weights[0])), (gates, gate)]
-    active = np.flatnonzero(place >= 0)
-    new = [oracle.wide(x).sum(0).reshape(B, G, A) for x in (k, v)]
-    for cache, exact in zip(caches, (turned(new[0], weights[1]), new[1]), strict=True):
+    q, gate, *new = exact_attention_inputs(*given, 1e-6)
+    pairs, active = [(queries, q), (gates, gate)], np.flatnonzero(place >= 0)
+    for cache, exact in zip(caches, new, strict=True):
         pairs.append((cache[active, :, place[active]], exact[active]))
     left = sum(int(np.isfinite(cache).sum()) for cache in caches) - 2 * len(active) * G * A
     worst = max(distance(found, exact).max_rel for found, exact in pairs)

@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from gdn_jax.backend import unavailable_reason
 from pallas_kernels import attention_inputs as kernel
 from pallas_kernels.attention_inputs import Norms, Slices, Turn
+from tests.gpu_small import exact_attention_inputs
 from tests.tools import OP, assert_close, assert_same_bits
 
 COMPILED = unavailable_reason(OP, None, "pallas") is None
@@ -45,27 +46,11 @@ def run(drawn: dict[str, Any], place: Any, dtype: Any = jnp.float32) -> list[jax
     return list(found)
 
 
-def expected(drawn: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """q, gate [B, H, A], k, v [B, G, A] in float64."""
-    q, k, v = (np.asarray(x, np.float64).sum(0) for x in drawn["slices"])
-    cos, sin = (np.asarray(x, np.float64)[:, None] for x in drawn["turn"])
-    B, half = len(q), cos.shape[-1]
-
-    def turned(x: np.ndarray, weight: jax.Array) -> np.ndarray:
-        x = (1 + np.asarray(weight)) * x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + EPS)
-        a, b, rest = np.split(x, (half, 2 * half), axis=-1)
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
-
-    q, gate = np.split(q.reshape(B, H, -1), 2, axis=-1)
-    k, v = (x.reshape(B, G, -1) for x in (k, v))
-    return turned(q, drawn["norms"].q), gate, turned(k, drawn["norms"].k), v
-
-
 @pytest.mark.parametrize(("A", "half"), [(256, 32), (128, 64)])
 def test_heads_agree_with_float64_and_go_where_they_belong(A: int, half: int) -> None:
     drawn = draw(A, half, len(PLACE))
     q, gate, *caches = run(drawn, PLACE)
-    exact = expected(drawn)
+    exact = exact_attention_inputs(drawn["slices"], drawn["norms"], drawn["turn"], EPS)
     assert_close(q, exact[0], 1e-6, "q")
     assert_close(gate, exact[1], 1e-6, "gate")
     for name, found, before, new in zip("kv", caches, drawn["caches"], exact[2:], strict=True):

@@ -15,7 +15,8 @@ def to_kernel(params: ModelParams) -> ModelParams:
     """The model with every Q4Array laid out for the kernels, where both sizes are multiples of 64.
 
     One matrix at a time: its old form is deleted before the next one is laid out, so that the
-    device holds the model and a few copies of its largest matrix. ``params`` is used up.
+    device holds the model and a few copies of its largest matrix, and gaps where sizes differ:
+    loading lays out on the way (``load_params(kernel=True)``). ``params`` is used up.
     """
     return jax.tree.map(_moved, params, is_leaf=lambda x: isinstance(x, Q4Array | Q4Kernel))
 

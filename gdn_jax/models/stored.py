@@ -47,9 +47,9 @@ def to_device(
 ) -> Array | Q4Array | Q4Kernel:
     """The weight on the default device as f32, bf16 (rounded to nearest even) or q4, complete.
 
-    The host holds it in its new form and a piece of rows a thread; the device nothing beside it.
-    For many tensors of many sizes would leave gaps in its memory. int4 is laid out for the
-    kernels if ``kernel``, where the sizes allow it.
+    The host holds it in its new form and a piece of rows a thread, the device nothing beside it:
+    tensors of many sizes, allocated and freed in turn, leave gaps in its memory. int4 is laid out
+    for the kernels if ``kernel``, where the sizes allow it.
 
     Raises:
         CheckpointError: a value that is not finite.
