@@ -1,12 +1,11 @@
 """Gated DeltaNet inference in JAX: pure functions over ``(S, conv_hist)``, verified to float64."""
 
 from gdn_jax import models
-from gdn_jax.backend import select_backend
-from gdn_jax.bank import LayerBank
-from gdn_jax.checkpoint import HFCheckpoint, load_hf_layer
+from gdn_jax._core.backend import select_backend
+from gdn_jax.checkpoints.gguf_reader import load_gguf_layer
+from gdn_jax.checkpoints.gguf_writer import write_gguf
+from gdn_jax.checkpoints.hf_layer import HFCheckpoint, load_hf_layer
 from gdn_jax.config import PRESETS, GDNConfig
-from gdn_jax.conv import causal_conv1d
-from gdn_jax.delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_jax.errors import (
     BackendUnavailableError,
     CheckpointError,
@@ -27,26 +26,10 @@ from gdn_jax.errors import (
     TierConflictError,
     UnknownNameError,
 )
-from gdn_jax.gguf.reader import load_gguf_layer
-from gdn_jax.gguf.writer import write_gguf
-from gdn_jax.kernel_layer import params_to_kernel
-from gdn_jax.layer import decode, decode_step, prefill, trace_step
-from gdn_jax.params import GDNParams, init_params
-from gdn_jax.pool_files import load_pool, save_pool
-from gdn_jax.prefix import Checkpoint, PrefixStates
-from gdn_jax.quant.codecs import (
-    q4_from_gguf_blocks,
-    q4_from_tiles,
-    q4_to_gguf_blocks,
-    q4_to_tiles,
-)
-from gdn_jax.quant.kernel_layout import Q4Kernel, from_kernel, to_kernel
-from gdn_jax.quant.matmul import q4_matmul
-from gdn_jax.quant.pool import Q4Pool
-from gdn_jax.quant.q4array import Q4Array, dequantize
-from gdn_jax.quant.quantize import quantize_q4
-from gdn_jax.shared_pool import SharedPool
-from gdn_jax.state import (
+from gdn_jax.layer.compose import decode, decode_step, prefill, trace_step
+from gdn_jax.layer.pallas import params_to_kernel
+from gdn_jax.layer.params import GDNParams, init_params
+from gdn_jax.layer.state import (
     GDNState,
     clone_state,
     export_state,
@@ -56,8 +39,25 @@ from gdn_jax.state import (
     reset_state,
     save_state,
 )
-from gdn_jax.state_pool import StatePool
-from gdn_jax.trace import Trace
+from gdn_jax.layer.trace import Trace
+from gdn_jax.ops.causal_conv import causal_conv1d
+from gdn_jax.ops.delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from gdn_jax.quant.codecs import (
+    q4_from_gguf_blocks,
+    q4_from_tiles,
+    q4_to_gguf_blocks,
+    q4_to_tiles,
+)
+from gdn_jax.quant.kernel_layout import Q4Kernel, from_kernel, to_kernel
+from gdn_jax.quant.matmul import q4_matmul
+from gdn_jax.quant.q4_pool import Q4Pool
+from gdn_jax.quant.q4array import Q4Array, dequantize
+from gdn_jax.quant.quantize import quantize_q4
+from gdn_jax.serving.bank import LayerBank
+from gdn_jax.serving.files import load_pool, save_pool
+from gdn_jax.serving.pool import StatePool
+from gdn_jax.serving.prefix import Checkpoint, PrefixStates
+from gdn_jax.serving.shared import SharedPool
 
 __all__ = [
     "PRESETS",

@@ -10,7 +10,13 @@ from typing import Any, Self
 
 from gdn_jax.errors import ConfigError
 
-_HF_FIELDS = {
+LINEAR, FULL = "linear_attention", "full_attention"
+"""The kinds of layers, as Hugging Face names them."""
+
+DEFAULT_INTERVAL = 4
+"""Every how many layers one is of full attention, where a file does not say."""
+
+HF_FIELDS = {
     "d_model": "hidden_size",
     "num_k_heads": "linear_num_key_heads",
     "num_v_heads": "linear_num_value_heads",
@@ -19,6 +25,7 @@ _HF_FIELDS = {
     "conv_width": "linear_conv_kernel_dim",
     "norm_eps": "rms_norm_eps",
 }
+"""A Hugging Face setting for every field of a :class:`GDNConfig`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,19 +101,24 @@ class GDNConfig:
         Raises:
             ConfigError: no such file, not JSON, or a field missing or out of range.
         """
-        raw, origin = _read_hf(config)
+        raw, origin = read_hf(config)
         text = raw.get("text_config", raw)
         if not isinstance(text, Mapping):
             raise ConfigError(f"{origin}: text_config is {type(text).__name__}; needed an object")
-        missing = [name for name in _HF_FIELDS.values() if name not in text]
+        missing = [name for name in HF_FIELDS.values() if name not in text]
         if missing:
             raise ConfigError(
                 f"{origin}: no {', '.join(missing)}; needed for a Gated DeltaNet layer"
             )
-        return cls(**{ours: text[theirs] for ours, theirs in _HF_FIELDS.items()})
+        return cls(**{ours: text[theirs] for ours, theirs in HF_FIELDS.items()})
 
 
-def _read_hf(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+def read_hf(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """A parsed config.json, and what messages call it: a mapping, a file, or its directory.
+
+    Raises:
+        ConfigError: no such file, or no JSON object.
+    """
     if isinstance(config, Mapping):
         return config, "config"
     path = Path(config)

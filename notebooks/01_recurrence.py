@@ -40,7 +40,7 @@ import numpy as np
 
 import gdn_jax as gdn
 from gdn_jax import oracle
-from gdn_jax.verify.metrics import distance, unequal, worst_head
+from gdn_jax.report.metrics import distance, unequal, worst_head
 
 INK, BLUE, ORANGE, GREEN, PINK = "#7a7a7a", "#3f8fe0", "#e08214", "#2fa56a", "#d0609f"
 INKED = ["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"]

@@ -37,10 +37,10 @@ import numpy as np
 
 import gdn_jax as gdn
 from gdn_jax import oracle
-from gdn_jax.params import LARGE
+from gdn_jax.layer.params import LARGE
 from gdn_jax.quant.q4array import unpack
 from gdn_jax.quant.quantize import RULES
-from gdn_jax.verify.metrics import distance
+from gdn_jax.report.metrics import distance
 
 INK, BLUE, ORANGE, GREEN, PINK = "#7a7a7a", "#3f8fe0", "#e08214", "#2fa56a", "#d0609f"
 INKED = ["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"]

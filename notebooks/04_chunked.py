@@ -38,7 +38,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import gdn_jax as gdn
-from gdn_jax.verify.metrics import distance
+from gdn_jax.report.metrics import distance
 
 INK, BLUE, ORANGE, GREEN, PINK = "#7a7a7a", "#3f8fe0", "#e08214", "#2fa56a", "#d0609f"
 INKED = ["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"]

@@ -35,8 +35,8 @@ import numpy as np
 
 from gdn_jax.models import load
 from gdn_jax.models.cache import ModelCache
+from gdn_jax.models.generation.stopping import StopStrings
 from gdn_jax.models.presets import MODEL_PRESETS
-from gdn_jax.models.stopping import StopStrings
 
 INK, BLUE, ORANGE, GREEN = "#7a7a7a", "#3f8fe0", "#e08214", "#2fa56a"
 INKED = ["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"]
@@ -45,7 +45,7 @@ plt.rcParams.update({"figure.facecolor": "none", "axes.facecolor": "none", "figu
 plt.rcParams.update({"legend.framealpha": 0.0, "axes.titlesize": "medium"})
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
 
-model = load(Path("../tests/data/tiny_qwen35"), weights="f32")
+model = load(Path("../gdn_jax/data/tiny_qwen35"), weights="f32")
 print("layers:", ", ".join(kind.split("_")[0] for kind in model.cfg.layer_types))
 print("parameters:", f"{sum(x.size for x in jax.tree.leaves(model.params)):,}")
 

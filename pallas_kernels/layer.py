@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pallas_kernels import float_gemv, history, q4_gemv, tuning
+from pallas_kernels import tuning
 from pallas_kernels.jobs import Job, launch
-from pallas_kernels.middle import Heads, Projected, Small, middle
+from pallas_kernels.kernels import float_gemv, history, q4_gemv
+from pallas_kernels.kernels.middle import Heads, Projected, Small, middle
 from pallas_kernels.place import Place, settled
 
 

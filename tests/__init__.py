@@ -1,1 +1,1 @@
-"""The test suite; a package, so that its modules import each other as ``tests.cases``."""
+"""The test suite; a package, so that its modules import each other as ``tests.support.cases``."""

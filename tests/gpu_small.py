@@ -18,13 +18,14 @@ import numpy as np
 
 import gdn_jax as gdn
 from gdn_jax import oracle
-from gdn_jax.kernel_layer import KernelLayer
-from gdn_jax.params import LARGE
+from gdn_jax.layer.pallas import KernelLayer
+from gdn_jax.layer.params import LARGE
+from gdn_jax.report.metrics import distance
 from gdn_jax.verify.draw import draw_inputs, draw_weights
-from gdn_jax.verify.metrics import distance
-from pallas_kernels import attention_inputs, layer, support
+from pallas_kernels import layer, support
+from pallas_kernels.kernels import attention_inputs
+from pallas_kernels.kernels.residual_norm import residual_norm
 from pallas_kernels.place import Place
-from pallas_kernels.residual_norm import residual_norm
 
 CONFIGS = (
     (gdn.GDNConfig(128, 1, 3, 128, 128), 1),

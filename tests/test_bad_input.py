@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import gdn_jax
-from gdn_jax.verify.metrics import unequal
-from tests.cases import LayerCase, OpCase, operator_inputs
-from tests.tools import OP, assert_refused, layer
+from gdn_jax.report.metrics import unequal
+from tests.support.cases import LayerCase, OpCase, operator_inputs
+from tests.support.tools import OP, assert_refused, layer
 
 # Arguments of the wrong type are the point here.
 gdn: Any = gdn_jax

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gdn_jax as gdn
-from gdn_jax.speculation import SCHEMES
-from tests.sequences import (
+from gdn_jax.serving.drafts import SCHEMES
+from tests.support.sequences import (  # fmt: skip
     CFG,
     IDLE,
     LAYER,
@@ -23,8 +23,8 @@ from tests.sequences import (
     recomputed,
     rows,
     step,
-)  # fmt: skip
-from tests.tools import assert_close, assert_refused, assert_same_bits
+)
+from tests.support.tools import assert_close, assert_refused, assert_same_bits
 
 W = CFG.conv_width
 TD = W + 2

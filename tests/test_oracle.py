@@ -9,8 +9,8 @@ import pytest
 
 import gdn_jax
 from gdn_jax import GDNConfig, oracle
-from gdn_jax.trace import trace_shapes
-from tests.cases import LAYER, layer_inputs
+from gdn_jax.layer.trace import trace_shapes
+from tests.support.cases import LAYER, layer_inputs
 
 HK, HV, K, V = 2, 6, 5, 3
 EXACT = 1e-14

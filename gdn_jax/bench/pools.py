@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdn_jax.bench.layer import DISTINCT, draw_state
+from gdn_jax.bench.suites.layer import DISTINCT, draw_state
 from gdn_jax.config import GDNConfig
-from gdn_jax.slots import SlotTable
-from gdn_jax.state import GDNState
-from gdn_jax.state_pool import StatePool
+from gdn_jax.layer.state import GDNState
+from gdn_jax.serving.pool import StatePool
+from gdn_jax.serving.table import SlotTable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gdn_jax.bench.rows import COPIES, MATRIX, MODEL, OTHERS, host_bound
-from gdn_jax.verify import render as shared
-from gdn_jax.verify.report import Report, Row
+from gdn_jax.report import render as shared
+from gdn_jax.report.record import Report, Row
 
 
 def render(report: Report, out: Console) -> None:

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from gdn_jax.bench.rows import MODEL_DECODE, MODEL_PREFILL
-from gdn_jax.verify.plots import Plot
-from gdn_jax.verify.report import Row
-from gdn_jax.verify.svg import series
+from gdn_jax.report.plots import Plot
+from gdn_jax.report.record import Row
+from gdn_jax.report.svg import series
 
 _GREY = "#7a828c"
 _FAMILIES = {

@@ -5,7 +5,7 @@ from typing import Self
 
 from gdn_jax.bench.slope import Timing
 from gdn_jax.bench.subject import Subject
-from gdn_jax.verify.report import Check, Row
+from gdn_jax.report.record import Check, Row
 
 _SHOWS = "that what is timed computes the right thing", "that other inputs take the same time"
 OTHERS = ("xla", "jla", "fla")

@@ -3,25 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from gdn_jax.bench import (
-    ceilings,
-    delta,
-    layer,
-    middle,
-    model,
-    peer,
-    prefill,
-    products,
-    roundtrip,
-    slots,
-)
+from gdn_jax.bench import ceilings
+from gdn_jax.bench.peers import peer
 from gdn_jax.bench.rows import TimedCheck, copy_check, matrix_check, ratios, row
 from gdn_jax.bench.slope import REPETITIONS, blocking
 from gdn_jax.bench.subject import Prepared, Subject
+from gdn_jax.bench.suites import delta, layer, middle, model, prefill, products, roundtrip, slots
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
-from gdn_jax.verify.progress import Stage
-from gdn_jax.verify.report import Report
+from gdn_jax.report.progress import Stage
+from gdn_jax.report.record import Report
 
 Maker = Callable[[GDNConfig, Sequence[int], Sequence[str]], Iterator[Subject]]
 

@@ -12,8 +12,9 @@ from gdn_jax.models.params import AttentionParams
 from gdn_jax.models.residual import Stream, added, rms_norm
 from gdn_jax.models.route import Route, as_read, products
 from gdn_jax.types import Array
-from pallas_kernels import attention_inputs, joint
-from pallas_kernels.attention_inputs import Turn
+from pallas_kernels import joint
+from pallas_kernels.kernels import attention_inputs
+from pallas_kernels.kernels.attention_inputs import Turn
 
 Pair = tuple[Array, Array]
 """Of keys and values."""

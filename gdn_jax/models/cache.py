@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from gdn_jax.errors import GenerationError
+from gdn_jax.layer.state import GDNState, zeros
 from gdn_jax.models.config import ModelConfig
-from gdn_jax.state import GDNState, _zeros
 from gdn_jax.types import Array
 
 
@@ -33,7 +33,7 @@ class ModelCache:
     @classmethod
     def zeros(cls, cfg: ModelConfig, batch: int, room: int, dtype: Any = jnp.float32) -> Self:
         """For ``batch`` new sequences of up to ``room`` tokens; ``dtype`` of keys and values."""
-        states = _zeros("ModelCache.zeros", cfg.gdn, (len(cfg.linear_layers), batch))
+        states = zeros("ModelCache.zeros", cfg.gdn, (len(cfg.linear_layers), batch))
         shape = (batch, cfg.num_key_value_heads, room, cfg.head_dim)
         k, v = (tuple(jnp.zeros(shape, dtype) for _ in cfg.full_layers) for _ in "kv")
         return cls(states, k, v, jnp.zeros(batch, jnp.int32))

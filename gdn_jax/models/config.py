@@ -5,8 +5,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Self
 
-from gdn_jax.checkpoint import FULL, LINEAR, _layer_types
-from gdn_jax.config import _HF_FIELDS, GDNConfig, _read_hf
+from gdn_jax.checkpoints.hf_layer import layer_types_of
+from gdn_jax.config import FULL, HF_FIELDS, LINEAR, GDNConfig, read_hf
 from gdn_jax.errors import ConfigError
 
 _SIZES = (
@@ -88,7 +88,7 @@ class ModelConfig:
             ConfigError: no such file, a field missing or out of range, another architecture, or a
                 setting that this package does not know.
         """
-        raw, origin = _read_hf(config)
+        raw, origin = read_hf(config)
         text = raw.get("text_config", raw)
         kind = text.get("model_type", raw.get("model_type"))
         if kind not in _MODEL_TYPES:
@@ -102,7 +102,7 @@ class ModelConfig:
         factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 0.25))
         return cls(
             gdn=GDNConfig.from_hf(config),
-            layer_types=_layer_types(text, origin),
+            layer_types=layer_types_of(text, origin),
             **{name: text[name] for name in _SIZES},
             rotary_dim=int(text["head_dim"] * factor),
             rope_theta=float(rope.get("rope_theta", text.get("rope_theta", 1e7))),
@@ -118,7 +118,7 @@ def _refuse_unknown(origin: str, text: Mapping[str, Any]) -> None:
     rope = text.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise ConfigError(f"{origin}: rope_type is {rope['rope_type']!r}; needed 'default'")
-    known = _WITHOUT_EFFECT | {*_SIZES, *_ONLY, *_HF_FIELDS.values()}
+    known = _WITHOUT_EFFECT | {*_SIZES, *_ONLY, *HF_FIELDS.values()}
     strange = sorted(name for name in text if name not in known)
     strange += sorted(f"rope_parameters.{name}" for name in rope if name not in _ROPE)
     if strange:

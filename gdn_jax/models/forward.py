@@ -9,18 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gdn_jax.kernel_layer import KernelLayer
-from gdn_jax.layer import forward as gdn_step
-from gdn_jax.layer import prefill_tokens
+from gdn_jax.layer.compose import forward as gdn_step
+from gdn_jax.layer.compose import prefill_tokens
+from gdn_jax.layer.pallas import KernelLayer
+from gdn_jax.layer.params import GDNParams
+from gdn_jax.layer.state import GDNState
 from gdn_jax.models.attention import attend
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams, BlockParams, ModelParams
 from gdn_jax.models.residual import Stream, added, joined, normed, whole
 from gdn_jax.models.route import PLAIN, Route, products
-from gdn_jax.params import GDNParams
-from gdn_jax.projection import Weight
-from gdn_jax.state import GDNState
+from gdn_jax.quant.project import Weight
 from gdn_jax.types import Array
 
 
@@ -55,7 +55,7 @@ def forward(
 
     Args:
         params: the weights; on the route ``"pallas"`` those of
-            :func:`gdn_jax.models.kernel_weights.to_kernel`.
+            :func:`gdn_jax.models.loading.kernel_weights.to_kernel`.
         cache: of these rows, with room for their tokens.
         tokens: int32 [B, T].
         cfg, route: static.

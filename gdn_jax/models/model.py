@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax.errors import GenerationError
-from gdn_jax.models import steps
 from gdn_jax.models.cache import ModelCache, check_room
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.forward import Call, prefill_blocks
-from gdn_jax.models.generate import Generated, OnTokens, Request, generate
-from gdn_jax.models.kernel_weights import to_kernel
-from gdn_jax.models.load import Progress, config_of, load_params
-from gdn_jax.models.out_of_memory import explained
+from gdn_jax.models.generation import device
+from gdn_jax.models.generation.host import Generated, OnTokens, Request, generate
+from gdn_jax.models.generation.sampling import Sampling
+from gdn_jax.models.generation.tokenizer import Tokenizer
+from gdn_jax.models.loading.kernel_weights import to_kernel
+from gdn_jax.models.loading.load import Progress, config_of, load_params
+from gdn_jax.models.loading.out_of_memory import explained
 from gdn_jax.models.params import ModelParams
 from gdn_jax.models.route import Route, weights_of
-from gdn_jax.models.sampling import Sampling
-from gdn_jax.models.tokenizer import Tokenizer
 from gdn_jax.types import Array
 from pallas_kernels import support
 
@@ -85,9 +85,9 @@ class Model:
         B, T = ids.shape
         with self._explained(where, B, T, logits=4 * B * T * self.cfg.vocab_size):
             cache, parts = self._cache(B, T), []
-            for start, width in steps.pieces_of([T] * B, T):
-                piece, lengths = steps.padded(prompts, start, width)
-                call = self._call(reach=steps.reach_of(start + width, T), fresh=start == 0)
+            for start, width in device.pieces_of([T] * B, T):
+                piece, lengths = device.padded(prompts, start, width)
+                call = self._call(reach=device.reach_of(start + width, T), fresh=start == 0)
                 y, cache = prefill_blocks(self.params, cache, piece, lengths, call)
                 assert y is not None
                 parts.append(y[:, : T - start])
@@ -119,7 +119,7 @@ class Model:
             prompts: token ids, or texts where there is a tokenizer.
             max_new_tokens: of each row.
             temperature, top_k, top_p, repetition_penalty, seed: see
-                :class:`gdn_jax.models.sampling.Sampling`.
+                :class:`gdn_jax.models.generation.sampling.Sampling`.
             stop_tokens: ids that end a row and are not part of it; the checkpoint's by default.
             stop_strings: texts that end a row, across tokens too; needs a tokenizer. The tokens
                 go on to the one that completes it, the text ends before it.
@@ -221,7 +221,7 @@ def load(
     Args:
         source: the directory or the file; the tokenizer is that of the directory.
         weights: ``"bf16"``, ``"q4"`` or ``"f32"``: how large matrices are held; others are
-            float32, see :func:`gdn_jax.models.load.load_params`.
+            float32, see :func:`gdn_jax.models.loading.load.load_params`.
         backend: of the decode steps; None takes the kernels where they run.
         progress, notes: as for ``load_params``.
 

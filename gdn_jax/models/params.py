@@ -4,8 +4,8 @@ import dataclasses
 
 import jax
 
-from gdn_jax.params import GDNParams
-from gdn_jax.projection import Weight
+from gdn_jax.layer.params import GDNParams
+from gdn_jax.quant.project import Weight
 from gdn_jax.types import Array
 
 

@@ -1,7 +1,6 @@
 """The shapes of public dense Qwen3.5 models."""
 
-from gdn_jax.checkpoint import FULL, LINEAR
-from gdn_jax.config import PRESETS, GDNConfig
+from gdn_jax.config import FULL, LINEAR, PRESETS, GDNConfig
 from gdn_jax.models.config import ModelConfig
 
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdn_jax.models.route import Route, products, sliced_product
-from gdn_jax.projection import Weight, rsqrt
+from gdn_jax.quant.project import Weight, rsqrt
 from gdn_jax.types import Array
-from pallas_kernels import residual_norm, support
+from pallas_kernels import support
+from pallas_kernels.kernels import residual_norm
 
 
 class Partial(NamedTuple):

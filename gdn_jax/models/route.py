@@ -6,17 +6,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdn_jax.backend import select_backend
+from gdn_jax._core.backend import select_backend
 from gdn_jax.errors import BackendUnavailableError
-from gdn_jax.kernel_layer import backend_for
+from gdn_jax.layer.pallas import backend_for
+from gdn_jax.layer.params import GDNParams
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams, ModelParams
-from gdn_jax.params import GDNParams
-from gdn_jax.projection import Rounded, Weight, project
 from gdn_jax.quant.kernel_layout import Q4Kernel
+from gdn_jax.quant.project import Rounded, Weight, project
 from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.types import Array
-from pallas_kernels import float_gemv, joint, q4_gemv, support
+from pallas_kernels import joint, support
+from pallas_kernels.kernels import float_gemv, q4_gemv
 from pallas_kernels.layer import is_int4
 
 CUDNN_WIDTHS = {(8, 0): 128, (9, 0): 256}

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gdn_jax.backend import select_backend
+from gdn_jax._core.backend import select_backend
 from gdn_jax.models.config import ModelConfig
+from gdn_jax.models.loading.weights import Weight, assemble, check_weights, weight_table
 from gdn_jax.models.params import ModelParams
-from gdn_jax.models.weights import Weight, assemble, check_weights, weight_table
 from gdn_jax.quant.kernel_layout import Q4Kernel
 from gdn_jax.quant.q4array import GROUP, Q4Array
 from gdn_jax.types import Array
@@ -28,7 +28,7 @@ _SIGNS = 0x80008000
 def model_params_like(
     cfg: ModelConfig, key: Array, weights: str = "bf16", *, kernel: bool | None = None
 ) -> ModelParams:
-    """Random weights of a model, as wide as :func:`gdn_jax.models.load.load_params` holds them.
+    """Random weights of a model, as wide as :func:`load_params` holds them.
 
     Projections have the variance 1/fan-in: uniform numbers, or all integers alike with one scale
     in magnitude and random in sign. Small tensors are in the ranges of :func:`init_params`, norms

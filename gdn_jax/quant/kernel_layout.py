@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdn_jax.checks import check_array
+from gdn_jax._core.checks import check_array
 from gdn_jax.errors import ShapeError
 from gdn_jax.quant.q4array import Q4Array, check_q4
 from gdn_jax.types import Array

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import custom_batching, lax
 
-from gdn_jax import linear
-from gdn_jax.backend import select_backend
-from gdn_jax.checks import check_array
+from gdn_jax._core.backend import select_backend
+from gdn_jax._core.checks import check_array
 from gdn_jax.errors import BackendUnavailableError, UnknownNameError
+from gdn_jax.quant import dense
 from gdn_jax.quant.kernel_layout import Q4Kernel, check_int4, from_kernel, to_kernel
 from gdn_jax.quant.q4array import GROUP, SHIFTS, WORDS, Q4Array, dequantize, unpack
 from gdn_jax.types import Array
-from pallas_kernels import q4_gemv
+from pallas_kernels.kernels import q4_gemv
 
 ACTIVATIONS = ("f32", "q8")
 
@@ -98,7 +98,7 @@ def matmul_f32(x: Array, w: Q4Array | Q4Kernel) -> Array:
     # Tied to x, so that no loop over tokens unpacks the weights once and keeps them in float32.
     x, tied = lax.optimization_barrier((x, w))
     weights = exchange_form(tied)
-    if linear.few_rows(x):
+    if dense.few_rows(x):
         return lax.platform_dependent(x, weights, cpu=_by_groups, default=_dequantised)
     return _dequantised(x, weights)
 
@@ -146,7 +146,7 @@ def _round_to_f16(d: Array) -> Array:
 
 def _dequantised(x: Array, w: Q4Array) -> Array:
     """One loop from int4 to the sum on a GPU; more than eight rows need the float32 weights."""
-    return (linear.products if linear.few_rows(x) else linear.matmul)(x, dequantize(w))
+    return (dense.products if dense.few_rows(x) else dense.matmul)(x, dequantize(w))
 
 
 def _by_groups(x: Array, w: Q4Array) -> Array:

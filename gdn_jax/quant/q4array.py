@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gdn_jax.checks import FLOATS, check_array
+from gdn_jax._core.checks import FLOATS, check_array
 from gdn_jax.errors import ShapeError
 from gdn_jax.types import Array
 

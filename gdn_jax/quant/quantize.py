@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from gdn_jax.checks import FLOATS, check_array
+from gdn_jax._core.checks import FLOATS, check_array
 from gdn_jax.errors import QuantizationError, ShapeError, UnknownNameError
 from gdn_jax.quant.q4array import GROUP, Q4Array
 

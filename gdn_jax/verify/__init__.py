@@ -1,1 +1,1 @@
-"""Checks, metrics and reports: the evidence that a layer is right."""
+"""Checks: the evidence that a layer, a pool, a prefill and a model are right."""

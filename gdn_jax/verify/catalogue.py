@@ -1,6 +1,6 @@
 """Every check's unit, what passing it shows, and what it does not."""
 
-from gdn_jax.verify.report import Check
+from gdn_jax.report.record import Check
 
 _BITS = "unequal elements"
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gdn_jax.config import PRESETS, GDNConfig
-from gdn_jax.params import param_dims
+from gdn_jax.layer.params import param_dims
 
 SCHEME = "pcg64-sum4 v1"
 """Named in oracle files: a change of any number below needs a new name."""

@@ -5,7 +5,7 @@ import time
 import jax
 import numpy as np
 
-from gdn_jax.verify.report import Row
+from gdn_jax.report.record import Row
 
 REPETITIONS = 200
 

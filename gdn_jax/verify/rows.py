@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from gdn_jax.state import GDNState
-from gdn_jax.verify.metrics import distance, worst_head
-from gdn_jax.verify.report import Row
+from gdn_jax.layer.state import GDNState
+from gdn_jax.report.metrics import distance, worst_head
+from gdn_jax.report.record import Row
 
 Traces = dict[str, np.ndarray]
 """Arrays [T, ..] by read-back name."""
@@ -80,13 +80,6 @@ def operator_verdict(rows: list[Row], metric: str, limit: float) -> tuple[float,
     if first is not None:
         detail = f"starts at {first['operator']}, token {first['token']}; {detail}"
     return worst[metric], detail
-
-
-def projection_total(rows: list[Row]) -> Row:
-    """Sizes of all projections together, without errors: a closing row of their table."""
-    full, small = (sum(row[key] for row in rows) for key in ("float32_MiB", "int4_MiB"))
-    row: Row = {"projection": "together", "float32_MiB": full, "int4_MiB": small}
-    return row | {"ratio": full / small}
 
 
 def drift_rows(out: Traces, ref: Traces) -> list[Row]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gdn_jax.checkpoint import HFCheckpoint
+from gdn_jax.checkpoints.hf_layer import HFCheckpoint
 from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.errors import OracleError
-from gdn_jax.params import param_dims
-from gdn_jax.verify import oracle_file
+from gdn_jax.layer.params import param_dims
 from gdn_jax.verify.draw import SCHEME, draw_inputs, draw_weights
+from gdn_jax.verify.oracles import oracle_file
 
 
 @dataclasses.dataclass(frozen=True)

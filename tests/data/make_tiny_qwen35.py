@@ -1,6 +1,6 @@
 """Makes ``tiny_qwen35``: a small checkpoint by transformers and its logits; needs torch.
 
-    python tests/data/make_tiny_qwen35.py tests/data/tiny_qwen35
+    python tests/data/make_tiny_qwen35.py gdn_jax/data/tiny_qwen35
 
 ``expected.npz`` has 134 token ids and their logits: of the first 70 at once, then one by one; and
 ``greedy``, the 64 most likely tokens one after the other behind the first 70; and ``hidden``

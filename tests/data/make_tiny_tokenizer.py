@@ -1,6 +1,6 @@
 """Makes the tokenizer of ``tiny_qwen35``: byte-level BPE of 128 tokens, and a chat template.
 
-    python tests/data/make_tiny_tokenizer.py tests/data/tiny_qwen35
+    python tests/data/make_tiny_tokenizer.py gdn_jax/data/tiny_qwen35
 
 The checkpoint has 128 tokens, too few for every byte: printable ASCII, the end of a line and the
 bytes of a few letters beyond; any other byte is ``?``. Its weights are random, and so is its text.

@@ -1,0 +1,1 @@
+"""What every part stands on: checks of arguments, files, the environment, the choice of backend."""

@@ -1,0 +1,1 @@
+"""Other implementations, timed in the same run."""

@@ -1,0 +1,114 @@
+"""The chunked delta rule of two other projects on the same operands, where they are installed."""
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdn_jax.bench.peers.peer import asked
+from gdn_jax.bench.slope import REPETITIONS, Timing
+from gdn_jax.bench.subject import Prepared, Subject
+from gdn_jax.bench.suites import chunks
+from gdn_jax.bench.suites.chunks import Case
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import BackendUnavailableError
+from gdn_jax.report.metrics import distance
+
+ENDS = 512
+"""Tokens at either end that come back from the other process."""
+_TIMEOUT = 120
+_JLA = "jla.ops.mosaic_gpu.gated_delta_rule"
+
+
+def subjects(cfg: GDNConfig, tokens: Sequence[int]) -> Iterator[Subject]:
+    """jax-linear-attention in this process, flash-linear-attention in one of its own."""
+    for T in tokens:
+        yield _row(Case(cfg, T), "jla", functools.partial(_make_jla, Case(cfg, T)))
+    for T in tokens:
+        yield _row(Case(cfg, T), "fla", functools.partial(_make_fla, Case(cfg, T), tuple(tokens)))
+
+
+def _row(case: Case, name: str, make: Callable[[], Prepared]) -> Subject:
+    return chunks.row_of(case, "chunk", name, make)
+
+
+def _make_jla(case: Case) -> Prepared:
+    """With q and k repeated for every value head before the time is taken."""
+    if importlib.util.find_spec("jla") is None:
+        raise BackendUnavailableError("no jla here")
+    try:
+        operator: Any = importlib.import_module(_JLA).gated_delta_rule
+
+        def rule(*operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+            *tokens, S = operands
+            return operator(*tokens, initial_state=S, output_final_state=True)
+
+        detail = f"jax-linear-attention {_version('jax-linear-attention')}, "
+        return chunks.prepare(case, rule, detail, case.cfg.heads_per_key)
+    except Exception as error:  # another project's fault is no check of this one
+        raise BackendUnavailableError(f"jla: {_line(error)}") from error
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _line(error: Exception) -> str:
+    said = (str(error).strip().splitlines() or [""])[0][:200]
+    return f"{type(error).__name__}: {said}"
+
+
+def _make_fla(case: Case, tokens: tuple[int, ...]) -> Prepared:
+    lacking = [name for name in ("torch", "fla") if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise BackendUnavailableError(f"no {' and no '.join(lacking)} here")
+    found = _answers(case.cfg, tokens)
+    T = case.tokens
+    failed = found.get("failed", found.get(f"failed{T}"))
+    if failed is not None:
+        raise BackendUnavailableError(f"fla: {failed}")
+    o, S, seconds, held = (found[f"{name}{T}"] for name in ("o", "S", "seconds", "held"))
+    detail = f"flash-linear-attention {found['version']} {found[f'how{T}']}, to float64 on the "
+    detail += f"device, {ENDS} tokens at either end and the state"
+    timing = Timing.of([float(s) for s in seconds])
+
+    def check() -> float:
+        exact_o, exact_S = chunks.exact(case)
+        ends = exact_o[0, jnp.asarray(_ends(T))]
+        worst = float(chunks.worst_block(jnp.asarray(o), ends))
+        return float(np.max([worst, distance(S, np.asarray(exact_S)).max_rel]))
+
+    return Prepared(check, lambda c: c, None, detail, lambda _: timing, int(held))
+
+
+def _ends(T: int) -> np.ndarray:
+    """The first and the last tokens."""
+    return np.unique(np.concatenate([np.arange(min(ENDS, T)), np.arange(max(0, T - ENDS), T)]))
+
+
+@functools.lru_cache(maxsize=1)
+def _answers(cfg: GDNConfig, tokens: tuple[int, ...]) -> dict[str, Any]:
+    """Outputs, states and times of every length, or why there are none, which is not asked again.
+
+    q, k and v go as the bits of the bfloat16 that are drawn; the other process repeats them.
+    """
+    names = ("q", "k", "v")
+    rows = (np.asarray(jnp.asarray(x, jnp.bfloat16)) for x in chunks.drawn(cfg))
+    request = {name: x.view(np.int16) for name, x in zip(names, rows, strict=True)}
+    request["g"], request["beta"] = chunks.gates(cfg, max(tokens))
+    request["S"] = chunks.states(cfg, 1)
+    request |= {"tokens": np.array(tokens), "repetitions": np.array(REPETITIONS)}
+    request |= {f"ends{T}": _ends(T) for T in tokens}
+    try:
+        return asked("gdn_jax.bench.peers.fla_chunk", request, _TIMEOUT)
+    except BackendUnavailableError as error:
+        return {"failed": str(error)}

@@ -1,0 +1,125 @@
+"""Everything between the two projections in one launch, the states of a stack updated in place."""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_kernels.kernels.middle
+import pallas_kernels.support
+from gdn_jax import oracle
+from gdn_jax._core.backend import unavailable_reason
+from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for, walked
+from gdn_jax.bench.suites import delta
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import BackendUnavailableError
+from gdn_jax.report.metrics import distance, unequal
+from pallas_kernels import tuning
+from pallas_kernels.kernels.middle import Heads, Projected, Small
+from pallas_kernels.place import Place
+
+SPLITS = 8
+"""Partial sums of each large projection, which this kernel adds up."""
+
+
+def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+    """The middle kernel, which XLA has no counterpart of, over the states of 48 layers."""
+    for batch in batches if "pallas" in backends else ():
+        shape, moved, flops = delta.sizes(cfg, batch)
+        moved += 4 * batch * (SPLITS * (cfg.conv_dim + cfg.value_dim) + 2 * cfg.conv_dim)
+        links = links_for(moved, delta.LAYERS)
+        rounds = rounds_for(moved, links)
+        make = functools.partial(_make, cfg, batch, links, rounds)
+        yield Subject("middle", "pallas", shape, batch, moved, flops, links * rounds, make)
+
+
+def draw(cfg: GDNConfig, batch: int) -> dict[str, np.ndarray]:
+    """Partial sums, small weights and a state, float32."""
+    generator = np.random.default_rng(batch)
+    HV, V, C, W = cfg.num_v_heads, cfg.head_v_dim, cfg.conv_dim, cfg.conv_width
+    shapes = {"qkv": (SPLITS, batch, C), "z": (SPLITS, batch, HV * V)}
+    shapes |= {"b": (1, batch, HV), "a": (1, batch, HV), "conv": (C, W), "norm": (V,)}
+    shapes |= {"S": (batch, HV, cfg.head_k_dim, V), "hist": (batch, W - 1, C)}
+    drawn = {name: generator.normal(size=shape) for name, shape in shapes.items()}
+    drawn["A_log"] = generator.uniform(-4.0, 2.7, HV)
+    drawn["dt_bias"] = generator.uniform(-7.0, -2.0, HV)
+    return {name: x.astype(np.float32) for name, x in drawn.items()}
+
+
+def exact(cfg: GDNConfig, drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Steps 2 to 6 in float64: ONN [B, HV·V], S, and the newest frame of the history."""
+    w = {name: oracle.wide(x) for name, x in drawn.items()}
+    xc, z, b, a = (w[name].sum(0) for name in ("qkv", "z", "b", "a"))
+    beta = oracle.sigmoid(b)
+    g = -np.exp(w["A_log"]) * oracle.softplus(a + w["dt_bias"])
+    window = np.concatenate([w["hist"], xc[:, None]], axis=1)
+    xcv = oracle.silu(np.sum(window * w["conv"].T, axis=1))
+    rows = []
+    for r, channels in enumerate(xcv):
+        q, k, v = np.split(channels, [cfg.key_dim, 2 * cfg.key_dim])
+        q, k = (oracle.l2_normalise(x.reshape(-1, cfg.head_k_dim)) for x in (q, k))
+        q = q * cfg.head_k_dim**-0.5
+        v = v.reshape(-1, cfg.head_v_dim)
+        rows.append(oracle.delta_rule(q, k, v, g[r], beta[r], w["S"][r]))
+    on = np.stack([o for o, _ in rows])
+    rms = np.sqrt(np.mean(on * on, axis=-1, keepdims=True) + cfg.norm_eps)
+    onn = w["norm"] * (on / rms) * oracle.silu(z.reshape(on.shape))
+    return {"onn": onn.reshape(len(on), -1), "S": np.stack([S for _, S in rows]), "frame": xc}
+
+
+def _make(cfg: GDNConfig, batch: int, layers: int, rounds: int) -> Prepared:
+    reason = unavailable_reason("decode_step", cfg, "pallas")
+    if reason:
+        raise BackendUnavailableError(reason)
+    drawn = draw(cfg, batch)
+    x = {name: jnp.asarray(value) for name, value in drawn.items()}
+    pre = jnp.sum(x["hist"] * x["conv"].T[None, :-1], axis=1)
+    projected = Projected(x["qkv"], x["z"], x["b"], x["a"], pre, x["conv"][:, -1])
+    small = Small(x["A_log"], x["dt_bias"], x["norm"])
+    heads = Heads(cfg.num_k_heads, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim, cfg.norm_eps)
+    tile = tuning.middle_tile(batch, heads.V, pallas_kernels.support.has_clusters())
+
+    @jax.jit
+    def one(projected: Projected, S: Any, hist: Any, layer: jax.Array):
+        S, hist = jax.new_ref(S), jax.new_ref(hist)
+        onn, _ = pallas_kernels.kernels.middle.middle(
+            projected, small, S, hist, Place(layer), heads, tile=tile
+        )
+        return onn, S[...], hist[...]
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def chain(carry, projected):
+        def walk(carry):
+            S, hist, _ = carry
+            kept = []
+            for layer in range(layers):
+                onn, S, hist = one(projected, S, hist, jnp.full((1,), layer, jnp.int32))
+                kept.append(onn[0, 0])
+            return S, hist, jnp.stack(kept)
+
+        return walked(walk, carry, rounds)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def second(states, projected):
+        onn, S, hist = one(projected, *states, jnp.ones((1,), jnp.int32))
+        return S, hist, onn
+
+    def stack(count: int):
+        return [jnp.broadcast_to(x[n], (count, *x[n].shape)) + 0.0 for n in ("S", "hist")]
+
+    S, hist, onn = map(np.asarray, poisoned(second, stack(2), projected))
+
+    def check() -> float:
+        right = exact(cfg, drawn)
+        moved = unequal(S[0], drawn["S"]) + unequal(hist[0], drawn["hist"])
+        moved += unequal(hist[1, :, :-1], drawn["hist"][:, :-1])
+        found = {"onn": onn, "S": S[1], "frame": hist[1, :, -1]}
+        worst = max(distance(found[name], right[name]).max_rel for name in right)
+        return math.inf if moved else worst
+
+    carry = (*stack(layers), jnp.zeros(layers))
+    return Prepared(check, lambda c: chain(c, projected), carry)

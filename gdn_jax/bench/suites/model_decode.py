@@ -1,0 +1,133 @@
+"""Steps of a whole model behind so many tokens, as generation runs them."""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdn_jax.bench.rows import MODEL_DECODE
+from gdn_jax.bench.subject import Prepared, Subject
+from gdn_jax.bench.suites import model_work as work
+from gdn_jax.bench.suites.layer import DISTINCT
+from gdn_jax.layer.state import GDNState
+from gdn_jax.models.cache import ModelCache
+from gdn_jax.models.config import ModelConfig
+from gdn_jax.models.forward import Call, prefill_blocks
+from gdn_jax.models.generation import device
+from gdn_jax.models.generation.host import STEPS
+from gdn_jax.models.generation.sampling import Sampling
+
+LIMIT = 5e-2
+"""Nats, see :func:`error`. Over 64 layers rounding attention's operands to bfloat16 costs 0.01,
+positions that are off by one, or one layer's wrong weights, 0.36 or more, on a CPU.
+"""
+_STATE = 0.3
+"""How large numbers of a state are after many tokens."""
+
+
+def subject(cfg: ModelConfig, backend: str, batch: int, position: int) -> Subject:
+    """:func:`gdn_jax.models.generation.device.decode`, greedy; a link is a token of every row."""
+    return Subject(
+        MODEL_DECODE,
+        backend,
+        f"{work.shape(cfg)}_p{position}",
+        batch,
+        work.decode_bytes(cfg, batch, position),
+        work.decode_flops(cfg, batch, position),
+        STEPS,
+        functools.partial(_make, cfg, backend, batch, position),
+        LIMIT,
+        "nats",
+        tokens=batch,
+    )
+
+
+def _make(cfg: ModelConfig, backend: str, batch: int, position: int) -> Prepared:
+    model = work.made(cfg, backend)
+    room = work.room_for(position + STEPS)
+    reach = device.step_reach(model.route, batch, position + STEPS, room)
+    call = Call(cfg, model.route, reach=reach)
+    keep, stops, sampling = jnp.ones(batch, bool), jnp.full(4, -1, jnp.int32), Sampling.of()
+    start = jnp.full(batch, position, jnp.int32)
+    distinct = 1 if batch == 1 else DISTINCT
+
+    def run(rows: device.Rows) -> tuple[device.Rows, device.Chosen]:
+        return device.decode(model.params, rows, keep, sampling, stops, call, STEPS)
+
+    def again(rows: device.Rows) -> device.Rows:
+        """From the same position, whose array is donated each time."""
+        cache = dataclasses.replace(rows.cache, length=jnp.copy(start))
+        return run(dataclasses.replace(rows, cache=cache))[0]
+
+    rows, chosen = run(drawn(cfg, distinct, batch, position))
+    return Prepared(
+        lambda: error(chosen, exact(cfg, backend, distinct, position)),
+        again,
+        rows,
+        f"{STEPS} tokens of every row and their log-probabilities to float32 on xla",
+    )
+
+
+def drawn(cfg: ModelConfig, distinct: int, batch: int, position: int) -> device.Rows:
+    """``batch`` rows that have ``position`` tokens, ``distinct`` of them in turn.
+
+    Places from the position on are drawn as well, since no token may see them.
+    """
+    like = jax.eval_shape(
+        lambda: ModelCache.zeros(cfg, distinct, work.room_for(position + STEPS), jnp.bfloat16)
+    )
+    rows = np.arange(batch) % distinct
+    keys = (jax.random.key(seed, impl="rbg") for seed in itertools.count())
+    S = _normal(next(keys), _STATE, like.states.S)[:, rows]
+    hist = _normal(next(keys), 1.0, like.states.conv_hist)[:, rows]
+    k, v = (tuple(_normal(next(keys), 1.0, x)[rows] for x in kind) for kind in (like.k, like.v))
+    ids = np.random.default_rng(0).integers(0, cfg.vocab_size, distinct)[rows]
+    cache = ModelCache(GDNState(S, hist), k, v, jnp.full(batch, position, jnp.int32))
+    made, left = jnp.zeros(batch, jnp.int32), jnp.full(batch, 1 << 20, jnp.int32)
+    return device.Rows(cache, jnp.asarray(ids, jnp.int32), made, left, None)
+
+
+@functools.partial(jax.jit, static_argnames="like")
+def _normal(key: jax.Array, size: float, like: jax.ShapeDtypeStruct) -> jax.Array:
+    return size * jax.random.normal(key, like.shape, like.dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def exact(cfg: ModelConfig, backend: str, distinct: int, position: int) -> jax.Array:
+    """Log-probabilities [STEPS, distinct, vocab], each step behind the likeliest of the last.
+
+    On XLA in float32, with attention to the same bfloat16 keys, block by block.
+    """
+    params = work.made(cfg, backend).params
+    rows = drawn(cfg, distinct, distinct, position)
+    cache, token, found = rows.cache, rows.token, []
+    for _ in range(STEPS):
+        call = Call(cfg, logits="last")
+        y, cache = prefill_blocks(params, cache, token[:, None], None, call, tuned=False)
+        assert y is not None
+        found.append(jax.nn.log_softmax(y))
+        token = jnp.argmax(y, axis=-1).astype(jnp.int32)
+    return jnp.stack(found)
+
+
+def error(chosen: device.Chosen, wanted: jax.Array) -> float:
+    """How far the chosen tokens are from the reference's, in nats.
+
+    The worst of: the log-probability of a token to the reference's of it; the reference's of it to
+    that of its likeliest. A row that took the other of two as likely is compared up to there.
+    """
+    tokens, logprobs = map(np.asarray, chosen)
+    if tokens.min() < 0 or not np.isfinite(logprobs).all():
+        return math.inf
+    rows = np.arange(tokens.shape[1]) % wanted.shape[1]
+    best = np.asarray(wanted.max(axis=-1))[:, rows]
+    likeliest = np.asarray(wanted.argmax(axis=-1))[:, rows]
+    step = np.arange(len(tokens))[:, None]
+    there = np.asarray(wanted[step, rows[None], tokens])
+    apart = np.maximum(np.abs(logprobs - there), best - there)
+    same = np.cumprod(tokens == likeliest, axis=0, dtype=bool)
+    return float(np.max(apart, where=np.vstack([same[:1] | True, same[:-1]]), initial=0.0))

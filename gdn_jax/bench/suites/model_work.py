@@ -1,0 +1,114 @@
+"""A whole model of drawn int4 weights, and what its tokens have to move and to multiply."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+
+from gdn_jax._core.backend import select_backend
+from gdn_jax.bench.suites import chunks
+from gdn_jax.models.config import ModelConfig
+from gdn_jax.models.loading.weights import weight_table
+from gdn_jax.models.model import ROOM, Model
+from gdn_jax.models.params import AttentionParams, BlockParams
+from gdn_jax.models.synthetic import model_params_like
+
+WEIGHTS = "q4"
+_SHARPER = 2.0
+
+
+@functools.lru_cache(maxsize=1)
+def made(cfg: ModelConfig, backend: str) -> Model:
+    """The model, kept for the next row.
+
+    Its scores of attention are three times as wide as drawn norms leave them: the mean of
+    thousands of values is next to nothing, and a mistake in it nothing that a check could see.
+
+    Raises:
+        BackendUnavailableError: the backend cannot run here.
+    """
+    select_backend("decode_step", cfg.gdn, backend=backend)
+    laid_out = backend == "pallas"
+    params = model_params_like(cfg, jax.random.key(0), WEIGHTS, kernel=laid_out)
+    params = dataclasses.replace(params, blocks=tuple(map(_sharper, params.blocks)))
+    return Model.of(params, cfg, backend=backend)
+
+
+def _sharper(block: BlockParams) -> BlockParams:
+    if not isinstance(block.mixer, AttentionParams):
+        return block
+    mixer = dataclasses.replace(block.mixer, q_norm=block.mixer.q_norm + _SHARPER)
+    return dataclasses.replace(block, mixer=mixer)
+
+
+def shape(cfg: ModelConfig) -> str:
+    """Layers and vocabulary."""
+    return f"l{len(cfg.layer_types)}_v{cfg.vocab_size}"
+
+
+def room_for(tokens: int) -> int:
+    """Of a cache, as :meth:`gdn_jax.models.Model.generate` makes it."""
+    return -(-tokens // ROOM) * ROOM
+
+
+def weight_bytes(cfg: ModelConfig) -> int:
+    """Of all weights but an embedding that is not the head: of that a token reads one row."""
+    table = weight_table(cfg).values()
+    return sum(w.nbytes(w.held(WEIGHTS)) for w in table if cfg.tied or w.role != "embedding")
+
+
+def state_bytes(cfg: ModelConfig, batch: int) -> int:
+    """Of the states and histories of all linear layers, float32."""
+    gdn = cfg.gdn
+    history = (gdn.conv_width - 1) * gdn.conv_dim
+    return 4 * batch * len(cfg.linear_layers) * (_state(cfg) + history)
+
+
+def key_bytes(cfg: ModelConfig, batch: int, tokens: int) -> int:
+    """Of the keys and values of so many tokens in all other layers, bfloat16."""
+    width = cfg.num_key_value_heads * cfg.head_dim
+    return 2 * 2 * batch * len(cfg.full_layers) * width * tokens
+
+
+def decode_bytes(cfg: ModelConfig, batch: int, position: int) -> int:
+    """Of one step: weights and keys read once, states read and written."""
+    moved = weight_bytes(cfg) + 2 * state_bytes(cfg, batch)
+    return moved + key_bytes(cfg, batch, position)
+
+
+def decode_flops(cfg: ModelConfig, batch: int, position: int) -> int:
+    """Of one step: all products with weights, the delta rule, and attention to ``position``."""
+    rule = 7 * len(cfg.linear_layers) * _state(cfg)
+    attention = 4 * len(cfg.full_layers) * _queries(cfg) * position
+    return batch * (2 * (_in_blocks(cfg) + _head(cfg)) + rule + attention)
+
+
+def prefill_bytes(cfg: ModelConfig, tokens: int) -> int:
+    """Of one prompt: weights read, states and keys written."""
+    return weight_bytes(cfg) + state_bytes(cfg, 1) + key_bytes(cfg, 1, tokens)
+
+
+def prefill_flops(cfg: ModelConfig, tokens: int) -> int:
+    """Of one prompt: attention is half a square, and only the last token has logits."""
+    rule = len(cfg.linear_layers) * chunks.flops_of(cfg.gdn, tokens)
+    attention = 2 * len(cfg.full_layers) * _queries(cfg) * tokens**2
+    return 2 * (tokens * _in_blocks(cfg) + _head(cfg)) + rule + attention
+
+
+def _in_blocks(cfg: ModelConfig) -> int:
+    """Weights of all matrices but embedding and head; the convolution's are one."""
+    table = weight_table(cfg).items()
+    return sum(math.prod(w.shape) for n, w in table if "blocks." in n and len(w.shape) == 2)
+
+
+def _head(cfg: ModelConfig) -> int:
+    return cfg.vocab_size * cfg.hidden_size
+
+
+def _state(cfg: ModelConfig) -> int:
+    return cfg.gdn.num_v_heads * cfg.gdn.head_k_dim * cfg.gdn.head_v_dim
+
+
+def _queries(cfg: ModelConfig) -> int:
+    return cfg.num_attention_heads * cfg.head_dim

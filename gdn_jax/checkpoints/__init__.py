@@ -1,0 +1,1 @@
+"""Layers in files: Hugging Face directories, GGUF, GPTQ and AWQ."""

@@ -1,1 +1,0 @@
-"""Commands over whole models: ``gdn-jax generate`` and ``gdn-jax perplexity``."""

@@ -1,1 +1,0 @@
-"""Gated DeltaNet layers in GGUF files: how they lie there, reading and writing them."""

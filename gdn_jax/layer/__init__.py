@@ -1,0 +1,1 @@
+"""One layer: its weights, its state, its seven steps and the functions that compose them."""

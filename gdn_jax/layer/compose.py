@@ -1,0 +1,252 @@
+"""One Gated DeltaNet layer: the only place where the seven steps are composed."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from gdn_jax._core.backend import select_backend
+from gdn_jax._core.checks import check_array
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import ShapeError, UnknownNameError
+from gdn_jax.layer import steps
+from gdn_jax.layer.pallas import KernelLayer, backend_for
+from gdn_jax.layer.params import LARGE, GDNParams, check_params
+from gdn_jax.layer.state import GDNState, check_state
+from gdn_jax.layer.trace import Trace
+from gdn_jax.ops.delta_rule import chunk_gated_delta_rule
+from gdn_jax.quant.project import Rounded
+from gdn_jax.types import Array, Token, Tokens
+
+PRECISIONS = ("float32", "bfloat16")
+Step = Callable[[GDNState, Token], tuple[Token, GDNState, Any]]
+"""One token: the output, the new state, and what was read back or None."""
+
+
+def forward(
+    params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig
+) -> tuple[Token, GDNState, Trace]:
+    """The seven steps of one token, unchecked."""
+    xc, z, b, a, beta, g = steps.input_projections(params, x)
+    xcv, hist = steps.causal_conv(xc, state.conv_hist, params.conv_weight)
+    q, k, v = steps.split_heads(xcv, cfg)
+    q, k = steps.normalise_qk(q, k)
+    on, S = steps.delta_rule(q, k, v, g, beta, state.S)
+    onn = steps.gated_rms_norm(on, z, params.norm_weight, cfg.norm_eps)
+    out = steps.output_projection(onn, params.out_proj)
+    trace = Trace(
+        dict(XC=xc, Z=z, B=b, A=a, BETA=beta, G=g, XCV=xcv)
+        | dict(Q=q, K=k, ON=on, ONN=onn, OUT=out, S=S, HIST=hist)
+    )
+    return out, GDNState(S, hist), trace
+
+
+def decode_step(
+    params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, *, backend: str | None = None
+) -> tuple[Token, GDNState]:
+    """One token of one layer: x [B, D] float32 -> y [B, D] float32 and the new state.
+
+    The seven steps of :mod:`gdn_jax.layer.steps`, in float32 throughout. Pure: the state that came
+    in is untouched. A row does not see what the other rows hold.
+
+    Args:
+        params: the layer's weights.
+        state: S [B, HV, K, V] and conv_hist [B, W-1, C], float32.
+        x: input after the block's norm.
+        cfg: the layer's sizes, static.
+        backend: None takes pallas where :func:`gdn_jax.select_backend` finds it, the kernels can
+            read the weights and no int4 weight has to be laid out for them first (see
+            :func:`gdn_jax.params_to_kernel`), else xla; a name runs or raises.
+
+    Raises:
+        ShapeError: an argument of the wrong shape, rank or dtype.
+        BackendUnavailableError: the named backend cannot run here.
+    """
+    if checked_backend("decode_step", params, state, x, cfg, backend) == "pallas":
+        y, state, _ = kernel_step(KernelLayer(params, cfg), state, x)
+    else:
+        y, state, _ = forward(params, state, x, cfg)
+    return y, state
+
+
+def trace_step(
+    params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, *, backend: str | None = None
+) -> tuple[Token, GDNState, Trace]:
+    """:func:`decode_step` with every operator's result; y and the state are bit-identical to it.
+
+    On pallas the same kernels run and store what they hold in registers as well.
+    """
+    if checked_backend("trace_step", params, state, x, cfg, backend) == "pallas":
+        y, state, trace = kernel_step(KernelLayer(params, cfg), state, x, trace=True)
+        assert trace is not None
+        return y, state, trace
+    return forward(params, state, x, cfg)
+
+
+def decode(
+    params: GDNParams, state: GDNState, xs: Tokens, cfg: GDNConfig, *, backend: str | None = None
+) -> tuple[Tokens, GDNState]:
+    """T tokens of one layer in one device run: xs [B, T, D] -> ys [B, T, D] and the new state.
+
+    One ``lax.scan`` over tokens with the state carried on the device; equal to T calls of
+    :func:`decode_step`. Arguments and errors as there; T must be at least 1.
+    """
+    chosen = checked_backend("decode", params, state, xs, cfg, backend, many=True)
+    if chosen == "pallas":
+        kernels = KernelLayer(params, cfg)
+        return scan_tokens(lambda state, x: kernel_step(kernels, state, x), state, xs)
+    return scan_tokens(lambda state, x: forward(params, state, x, cfg), state, xs)
+
+
+def prefill(
+    params: GDNParams,
+    state: GDNState,
+    xs: Tokens,
+    cfg: GDNConfig,
+    *,
+    lengths: Array | None = None,
+    chunk_size: int = 64,
+    precision: str = "float32",
+    backend: str | None = None,
+) -> tuple[Tokens, GDNState]:
+    """T tokens of one layer as matrix products: xs [B, T, D] -> ys [B, T, D] and the new state.
+
+    What :func:`decode` gives, up to the order of float32 sums, with every projection one product
+    and the delta rule over chunks (:func:`gdn_jax.chunk_gated_delta_rule`). It starts from any
+    state, may be split anywhere, and ``decode`` goes on from the state it leaves.
+
+    Args:
+        params, state, cfg: as for :func:`decode_step`.
+        xs: inputs after the block's norm, float32; T at least 1.
+        lengths: int32 [B], 0 to T: the row's first tokens count, those behind are padding: they
+            neither decay nor write, whatever they hold, their outputs are zero, and the history
+            ends with the last inputs that count. All T by default.
+        chunk_size: 16, 32, 64 or 128.
+        precision: "float32", or "bfloat16" to round to it what is multiplied, in the three large
+            projections and in the rule, with sums and the state in float32.
+        backend: of the rule, as for :func:`gdn_jax.chunk_gated_delta_rule`; projections and the
+            convolution are XLA's.
+
+    Raises:
+        ShapeError: an argument of the wrong shape, rank or dtype, T = 0, another chunk size, or a
+            length beyond 0 to T (unless traced).
+        UnknownNameError: no such precision.
+        BackendUnavailableError: the named backend cannot run here.
+    """
+    op = "prefill"
+    _check_operands(op, params, state, xs, cfg, many=True)
+    if precision not in PRECISIONS:
+        legal = ", ".join(PRECISIONS)
+        raise UnknownNameError(f"{op}: no precision {precision!r}; there are {legal}")
+    backend = select_backend(op, cfg, backend=backend, chunk=chunk_size)
+    if lengths is not None:
+        check_lengths(op, lengths, *xs.shape[:2])
+    return prefill_tokens(
+        params, state, xs, cfg, lengths, chunk_size, precision=precision, backend=backend
+    )
+
+
+def prefill_tokens(
+    params: GDNParams,
+    state: GDNState,
+    xs: Tokens,
+    cfg: GDNConfig,
+    lengths: Array | None,
+    chunk_size: int = 64,
+    *,
+    precision: str,
+    backend: str,
+) -> tuple[Tokens, GDNState]:
+    """:func:`prefill`, unchecked."""
+    valid = None
+    if precision == "bfloat16":
+        large = {name: Rounded(getattr(params, name)) for name in LARGE}
+        params = dataclasses.replace(params, **large)
+    if lengths is not None:
+        valid = jnp.arange(xs.shape[1])[None] < jnp.asarray(lengths)[:, None]
+        xs = jnp.where(valid[..., None], xs, 0)
+    xc, z, _, _, beta, g = steps.input_projections(params, xs)
+    if valid is not None:
+        beta, g = (jnp.where(valid[..., None], x, 0) for x in (beta, g))
+    xcv, hist = steps.causal_conv_tokens(xc, state.conv_hist, params.conv_weight, lengths)
+    q, k, v = steps.split_heads(xcv, cfg)
+    q, k = steps.normalise_qk(q, k)
+    if precision == "bfloat16":
+        q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
+    on, S = chunk_gated_delta_rule(
+        q, k, v, g, beta, scale=1.0, initial_state=state.S, chunk_size=chunk_size, backend=backend
+    )
+    on = on.astype(jnp.float32)
+    onn = steps.gated_rms_norm(on, z, params.norm_weight, cfg.norm_eps)
+    ys = steps.output_projection(onn, params.out_proj)
+    if valid is not None:
+        ys = jnp.where(valid[..., None], ys, 0)
+    return ys, GDNState(S, hist)
+
+
+def scan_tokens(step: Step, state: GDNState, xs: Tokens) -> tuple[Tokens, GDNState]:
+    """``step`` for every token of xs [B, T, D], the state carried on the device."""
+
+    def body(state: GDNState, x: Token) -> tuple[GDNState, Token]:
+        y, state, _ = step(state, x)
+        return state, y
+
+    with jax.named_scope("decode"):
+        state, ys = lax.scan(body, state, jnp.swapaxes(xs, 0, 1))
+    return jnp.swapaxes(ys, 0, 1), state
+
+
+def kernel_step(
+    kernels: KernelLayer, state: GDNState, x: Token, *, trace: bool = False
+) -> tuple[Token, GDNState, Trace | None]:
+    """A layer alone is a stack of one."""
+    stack = jax.tree.map(lambda x: x[None], state)
+    y, stack, seen = kernels.step(stack, 0, x, trace=trace)
+    return y, jax.tree.map(lambda x: x[0], stack), seen
+
+
+def check_lengths(op: str, lengths: Array, B: int, T: int) -> None:
+    """Raise ShapeError unless lengths are int32 [B], 0 to T; values are looked at unless traced."""
+    check_array(op, "lengths", lengths, [("B", B)], [jnp.int32])
+    if not isinstance(lengths, Tracer):
+        found = np.asarray(lengths)
+        if not ((found >= 0) & (found <= T)).all():
+            raise ShapeError(f"{op}: lengths are {found}; needed 0 to {T}")
+
+
+def checked_backend(
+    op: str,
+    params: GDNParams,
+    state: GDNState,
+    x: Array | np.ndarray,
+    cfg: GDNConfig,
+    backend: str | None,
+    *,
+    many: bool = False,
+) -> str:
+    """The backend to use, once everything is found to fit."""
+    _check_operands(op, params, state, x, cfg, many=many)
+    return backend_for(op, params, cfg, backend)
+
+
+def _check_operands(
+    op: str,
+    params: GDNParams,
+    state: GDNState,
+    x: Array | np.ndarray,
+    cfg: GDNConfig,
+    *,
+    many: bool,
+) -> None:
+    check_params(op, params, cfg)
+    check_state(op, state, cfg)
+    B, D = ("B", state.S.shape[0]), ("D", cfg.d_model)
+    name, dims = ("xs", [B, ("T", None), D]) if many else ("x", [B, D])
+    check_array(op, name, x, dims, [jnp.float32])
+    if many and x.shape[1] == 0:
+        raise ShapeError(f"{op}: xs has shape {x.shape}; needed at least one token, T >= 1")

@@ -1,0 +1,143 @@
+"""One layer on the GPU kernels: its weights as they read them, and its read-back."""
+
+import dataclasses
+import functools
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+
+import pallas_kernels.support
+from gdn_jax._core.backend import select_backend
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import BackendUnavailableError
+from gdn_jax.layer.params import LARGE, GDNParams
+from gdn_jax.layer.state import GDNState
+from gdn_jax.layer.trace import Trace, trace_shapes
+from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
+from gdn_jax.quant.q4array import Q4Array
+from gdn_jax.types import Array, Token
+from pallas_kernels import layer, q4_layout, tuning
+from pallas_kernels.kernels import float_gemv, middle
+from pallas_kernels.kernels.delta_rule import delta_rule_decode
+from pallas_kernels.place import Place
+
+
+def unavailable_reason(params: GDNParams) -> str | None:
+    """Why the kernels cannot read these weights; None when they can."""
+    for name in LARGE:
+        weight = getattr(params, name)
+        int4 = isinstance(weight, Q4Array | Q4Kernel)
+        reason = (q4_layout.shape_reason if int4 else float_gemv.unavailable_reason)(*weight.shape)
+        if reason:
+            return f"{name}: {reason}"
+    return float_gemv.unavailable_reason(*params.in_proj_b.shape)
+
+
+def backend_for(op: str, params: GDNParams, cfg: GDNConfig, backend: str | None) -> str:
+    """The backend of ``op`` for these weights: the named one, or the best that can run it.
+
+    Raises:
+        UnknownNameError: no such backend.
+        BackendUnavailableError: the named backend cannot run here, with the reason.
+    """
+    if select_backend(op, cfg, backend=backend) == "xla":
+        return "xla"
+    reason = unavailable_reason(params)
+    if backend is not None and reason:
+        raise BackendUnavailableError(f"{op} on backend {backend!r}: {reason}; backend='xla' does")
+    laid_out = not any(isinstance(getattr(params, name), Q4Array) for name in LARGE)
+    return "pallas" if reason is None and (laid_out or backend) else "xla"
+
+
+def params_to_kernel(params: GDNParams) -> GDNParams:
+    """The weights with every Q4Array laid out for the GPU kernels, once; others as they are.
+
+    Raises:
+        ShapeError: an int4 matrix whose sizes are not multiples of 64.
+    """
+    laid_out = {
+        name: to_kernel(weight)
+        for name in LARGE
+        if isinstance(weight := getattr(params, name), Q4Array)
+    }
+    return dataclasses.replace(params, **laid_out)
+
+
+def delta_rule_as_stepped(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, S: Array
+) -> tuple[Array, Array]:
+    """The delta rule of B rows with the bits that a step on the kernels has.
+
+    The same columns of S a CTA give the same order of sums.
+    """
+    tile = tuning.middle_tile(len(v), v.shape[-1], pallas_kernels.support.has_clusters())
+    token = (x[:, None] for x in (q, k, v, g, beta))
+    o, S = delta_rule_decode(*token, jnp.float32(1), S, tile=tile)
+    return o[:, 0], S
+
+
+class KernelLayer:
+    """A layer's weights bound to the kernels; made outside of a loop over tokens.
+
+    ``step`` takes and gives the states of a stack, [L, N, ..], and touches one layer of it.
+    """
+
+    def __init__(self, params: GDNParams, cfg: GDNConfig) -> None:
+        self.cfg = cfg
+        params = params_to_kernel(params)
+        large = {name: getattr(params, name) for name in LARGE}
+        qkv, z, out = (w.blocks if isinstance(w, Q4Kernel) else w for w in large.values())
+        self.weights = layer.Weights(
+            qkv,
+            z,
+            params.in_proj_b,
+            params.in_proj_a,
+            params.conv_weight,
+            middle.Small(params.A_log, params.dt_bias, params.norm_weight),
+            out,
+        )
+        self.heads = middle.Heads(
+            cfg.num_k_heads, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim, cfg.norm_eps
+        )
+
+    def step(
+        self,
+        states: GDNState,
+        index: int | Array,
+        x: Token,
+        *,
+        slots: tuple[Array, Array] | None = None,
+        trace: bool = False,
+        summed: bool = True,
+    ) -> tuple[Array, GDNState, Trace | None]:
+        """One token of layer ``index`` for x [B, D], and the trace where asked for.
+
+        Row b is on slot b, or reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
+        y [B, D], or where not ``summed`` the K slices that it is the sum of, [splits, B, D],
+        and no trace.
+        """
+        parts, S, hist, seen = layer.step(
+            self.weights,
+            x,
+            states.S,
+            states.conv_hist,
+            Place(jnp.full((1,), index, jnp.int32), *(slots or ())),
+            heads=self.heads,
+            trace=trace,
+            clusters=pallas_kernels.support.has_clusters(),
+        )
+        states = GDNState(S, hist)
+        if not summed:
+            return parts, states, None
+        y = functools.reduce(operator.add, parts)
+        return y, states, self._trace(seen, y, states, index) if trace else None
+
+    def _trace(self, seen: Any, y: Token, states: GDNState, index: int | Array) -> Trace:
+        entries = {**seen, "OUT": y, "S": states.S[index], "HIST": states.conv_hist[index]}
+        return Trace(
+            {
+                name: entries[name].reshape(len(y), *shape)
+                for name, shape in trace_shapes(self.cfg).items()
+            }
+        )

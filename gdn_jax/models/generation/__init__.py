@@ -1,0 +1,1 @@
+"""From a model's logits to text, tokens chosen on the device."""

@@ -1,0 +1,185 @@
+"""Generation on the device: prompts in pieces, then one compiled loop for many tokens."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from gdn_jax.models.cache import ModelCache
+from gdn_jax.models.forward import Call, forward, prefill_blocks
+from gdn_jax.models.generation.sampling import Sampling, choose
+from gdn_jax.models.params import ModelParams
+from gdn_jax.models.route import Route
+from gdn_jax.types import Array
+
+PIECE = 2048
+"""Most tokens of a prompt that run at once."""
+LARGE = 8 * PIECE
+"""Room of a cache above which pieces are half as long: it leaves less memory, and masks grow."""
+PIECES = 2 * PIECE
+"""Most tokens of all prompts together that run at once, unless rows are more than that."""
+SMALLEST = 16, 256
+"""Smallest numbers of tokens, and of places in the cache, that programs are compiled for."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """B sequences between two tokens.
+
+    ``token`` int32 [B] comes next; ``made`` counts the tokens chosen, ``left`` those still wanted,
+    and a row of none is idle; ``seen`` bool [B, vocab] where a penalty needs it.
+    """
+
+    cache: ModelCache
+    token: Array
+    made: Array
+    left: Array
+    seen: Array | None
+
+
+class Chosen(NamedTuple):
+    """Tokens int32 [n, B], -1 in idle rows, and their log-probabilities float32 [n, B]."""
+
+    tokens: Array
+    logprobs: Array
+
+
+def bucket(n: int, smallest: int) -> int:
+    """The power of two from ``smallest`` on that holds ``n``."""
+    return max(smallest, 1 << max(n - 1, 0).bit_length())
+
+
+def reach_of(bound: int, room: int) -> int:
+    """How far attention looks for rows of up to ``bound`` tokens."""
+    return min(bucket(bound, SMALLEST[1]), room)
+
+
+def step_reach(route: Route, rows: int, bound: int, room: int) -> int:
+    """How far the attention of one token a row looks; each number compiles a loop of its own.
+
+    Where keys are read by length, all of the room. Else XLA copies the part that it looks at: three
+    times its bytes, so that only a quarter of the room or less is worth it.
+    """
+    reach = reach_of(bound, room)
+    return room if route.reads_by_length(rows) or 4 * reach > room else reach
+
+
+def pieces_of(lengths: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """Where the pieces of prompts begin, and how many tokens wide they are with their padding.
+
+    ``room`` is that of the cache they go into.
+    """
+    longest, share = max(lengths), PIECES // len(lengths)
+    most = min(PIECE, max(SMALLEST[0], 1 << max(share, 1).bit_length() - 1))
+    if room > LARGE:
+        most = min(most, PIECE // 2)
+    starts = range(0, longest, most)
+    return [(start, min(most, bucket(longest - start, SMALLEST[0]))) for start in starts]
+
+
+def padded(rows: Sequence[np.ndarray], start: int, width: int) -> tuple[Array, Array]:
+    """Tokens ``start`` to ``start + width - 1`` of every row, and how many there are."""
+    ids = np.zeros((len(rows), width), np.int32)
+    lengths = np.zeros(len(rows), np.int32)
+    for b, row in enumerate(rows):
+        piece = row[start : start + width]
+        ids[b, : len(piece)], lengths[b] = piece, len(piece)
+    return jnp.asarray(ids), jnp.asarray(lengths)
+
+
+def prefill(
+    params: ModelParams, cache: ModelCache, prompts: Sequence[np.ndarray], room: int, call: Call
+) -> tuple[Array, ModelCache]:
+    """Logits [B, vocab] of the last token of each prompt; the cache is new, and is donated."""
+    found = None
+    for start, width in pieces_of([len(p) for p in prompts], room):
+        ids, lengths = padded(prompts, start, width)
+        ends = np.asarray([start < len(p) <= start + width for p in prompts])
+        how = call._replace(
+            reach=reach_of(start + width, room),
+            fresh=start == 0,
+            logits="last" if ends.any() else "none",
+        )
+        y, cache = prefill_blocks(params, cache, ids, lengths, how)
+        if y is not None:
+            found = y if found is None else _merge(jnp.asarray(ends), y, found)
+    assert found is not None
+    return found, cache
+
+
+@jax.jit
+def _merge(mask: Array, new: Array, old: Array) -> Array:
+    return jnp.where(mask[:, None], new, old)
+
+
+def _pick(rows: Rows, logits: Array, sampling: Sampling, stops: Array) -> tuple[Rows, Chosen]:
+    """The next token of every row that is not idle."""
+    B = len(rows.token)
+    numbers = jnp.arange(B, dtype=jnp.int32)
+    tokens, logprobs = choose(logits, sampling, numbers, rows.made, rows.seen)
+    active = rows.left > 0
+    stopped = (tokens[:, None] == stops[None]).any(axis=-1)
+    seen = rows.seen
+    if seen is not None:
+        seen = seen.at[numbers, tokens].max(active)
+    rows = Rows(
+        rows.cache,
+        jnp.where(active, tokens, rows.token),
+        rows.made + active.astype(jnp.int32),
+        jnp.where(active & ~stopped, rows.left - 1, 0),
+        seen,
+    )
+    return rows, Chosen(jnp.where(active, tokens, -1), logprobs)
+
+
+@functools.partial(jax.jit, donate_argnames="rows")
+def first(rows: Rows, logits: Array, sampling: Sampling, stops: Array) -> tuple[Rows, Chosen]:
+    """The first token of every row, from the logits of its prompt; n = 1."""
+    rows, chosen = _pick(rows, logits, sampling, stops)
+    return rows, Chosen(*(x[None] for x in chosen))
+
+
+@functools.partial(jax.jit, static_argnames=("call", "n"), donate_argnames="rows")
+def decode(
+    params: ModelParams,
+    rows: Rows,
+    keep: Array,
+    sampling: Sampling,
+    stops: Array,
+    call: Call,
+    n: int,
+) -> tuple[Rows, Chosen]:
+    """n more tokens of every row: one loop on the device, of a length that it knows beforehand.
+
+    A loop that ends with the last row would ask the host before each token.
+
+    Args:
+        params: the weights.
+        rows: donated.
+        keep: bool [B]; a row that is not kept ends.
+        sampling: how tokens are chosen.
+        stops: int32 [any], tokens that end a row.
+        call, n: static.
+    """
+
+    def token(rows: Rows, _: None) -> tuple[Rows, Chosen]:
+        logits, cache = forward(
+            params,
+            rows.cache,
+            rows.token[:, None],
+            call.cfg,
+            lengths=(rows.left > 0).astype(jnp.int32),
+            route=call.route,
+            reach=call.reach,
+            logits="last",
+        )
+        return _pick(dataclasses.replace(rows, cache=cache), logits, sampling, stops)
+
+    rows = dataclasses.replace(rows, left=jnp.where(keep, rows.left, 0))
+    return lax.scan(token, rows, length=n)

@@ -1,0 +1,1 @@
+"""A model's weights from files, as wide as asked for."""

@@ -1,0 +1,117 @@
+"""A weight that lies in a file, and its one conversion on the way to the device."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gdn_jax._core.checks import check_finite
+from gdn_jax.errors import CheckpointError, QuantizationError
+from gdn_jax.quant.kernel_layout import Q4Kernel
+from gdn_jax.quant.q4array import GROUP, WORDS, Q4Array
+from gdn_jax.quant.quantize import quantized_rows
+from gdn_jax.types import Array
+from pallas_kernels import q4_layout
+
+PIECE = 2**20
+"""Numbers that a thread reads and converts at once."""
+THREADS = min(16, os.cpu_count() or 1)
+
+Put = Callable[[int, int], None]
+"""Converts rows a to b into their place on the host."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A weight of a file: ``rows(a, b)`` has its rows a to b in float32, bfloat16 or float16.
+
+    ``int4(a, b)``, where the file holds int4 blocks, are the words and scales of the same rows
+    with the file's own bits. ``nbytes`` are read from the file. Both run in several threads.
+    """
+
+    where: str
+    name: str
+    nbytes: int
+    rows: Callable[[int, int], np.ndarray]
+    int4: Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None = None
+
+
+def to_device(
+    stored: Stored, shape: tuple[int, ...], held: str, *, kernel: bool = False
+) -> Array | Q4Array | Q4Kernel:
+    """The weight on the default device as f32, bf16 (rounded to nearest even) or q4, complete.
+
+    The host holds it in its new form and a piece of rows a thread, the device nothing beside it:
+    tensors of many sizes, allocated and freed in turn, leave gaps in its memory. int4 is laid out
+    for the kernels if ``kernel``, where the sizes allow it.
+
+    Raises:
+        CheckpointError: a value that is not finite.
+        QuantizationError: a scale beyond float16.
+    """
+    if held == "q4" and kernel and q4_layout.shape_reason(*shape) is None:
+        out, put = _laid_out(stored, shape)
+    elif held == "q4":
+        out, put = _exchanged(stored, shape)
+    else:
+        out, put = _floats(stored, shape, held)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(lambda piece: put(*piece), _pieces(shape)):
+            pass
+    # Not jnp.asarray, which holds two more copies on the host while it runs.
+    return jax.block_until_ready(jax.device_put(out))
+
+
+def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    rows = max(1, PIECE // math.prod(shape[1:]))
+    if shape[0] % q4_layout.TILE == 0:
+        rows = -(-rows // q4_layout.TILE) * q4_layout.TILE
+    for first in range(0, shape[0], rows):
+        yield first, min(first + rows, shape[0])
+
+
+def _floats(stored: Stored, shape: tuple[int, ...], held: str) -> tuple[np.ndarray, Put]:
+    out = np.empty(shape, {"f32": np.float32, "bf16": jnp.bfloat16}[held])
+
+    def put(a: int, b: int) -> None:
+        x = stored.rows(a, b)
+        check_finite(stored.where, f"tensor {stored.name}", x, CheckpointError, first_row=a)
+        out[a:b] = x
+
+    return out, put
+
+
+def _exchanged(stored: Stored, shape: tuple[int, ...]) -> tuple[Any, Put]:
+    N, groups = shape[0], shape[1] // GROUP
+    packed, scales = np.empty((N, WORDS * groups), np.int32), np.empty((N, groups), np.float16)
+
+    def put(a: int, b: int) -> None:
+        packed[a:b], scales[a:b] = _int4(stored, a, b)
+
+    return Q4Array(packed, scales), put  # pyright: ignore[reportArgumentType]
+
+
+def _laid_out(stored: Stored, shape: tuple[int, ...]) -> tuple[Any, Put]:
+    tiles = [n // q4_layout.TILE for n in shape]
+    blocks = np.empty((*tiles, *q4_layout.BLOCK), np.int32)
+
+    def put(a: int, b: int) -> None:
+        part = blocks[a // q4_layout.TILE : b // q4_layout.TILE]
+        q4_layout.pack_into(part, *_int4(stored, a, b))
+
+    return Q4Kernel(blocks), put  # pyright: ignore[reportArgumentType]
+
+
+def _int4(stored: Stored, a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
+    if stored.int4 is not None:
+        return stored.int4(a, b)
+    try:
+        return quantized_rows(stored.rows(a, b), first=a)
+    except QuantizationError as error:
+        raise QuantizationError(f"{stored.where}: tensor {stored.name}: {error}") from None

@@ -1,0 +1,1 @@
+"""The operators alone: the delta rule token by token and over chunks, and the convolution."""

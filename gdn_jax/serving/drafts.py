@@ -1,0 +1,207 @@
+"""Draft tokens and what keeps them revocable: run them beside the state, commit what was accepted.
+
+A draft is a tree: token t continues the state after its parent, an earlier token or the state
+itself (-1). A chain is the tree in which every parent is the token before. Nothing is written
+until :func:`committed` makes the state after one of its nodes, by either scheme:
+
+- ``"snapshot"`` keeps S after every token: ``4·Td·HV·K·V`` bytes a row and layer, and a commit is a
+  copy of one.
+- ``"replay"`` keeps q, k, v, g and beta of every token: ``4·Td·(2·HK·K + HV·V + 2·HV)`` bytes, and
+  a commit runs the delta rule again over the accepted tokens.
+
+Both also keep the convolution's inputs, ``4·Td·C`` bytes. For the 27B layer a snapshot is 3.1 MB a
+token against 41 KB: replay needs 77 times less, and its commit reads and writes S once a token.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from gdn_jax._core.checks import check_array
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import ShapeError, UnknownNameError
+from gdn_jax.layer import steps
+from gdn_jax.layer.compose import Step, check_lengths
+from gdn_jax.layer.pallas import delta_rule_as_stepped
+from gdn_jax.layer.state import GDNState
+from gdn_jax.types import Array, Tokens
+
+SCHEMES = ("snapshot", "replay")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftRecord:
+    """What one layer keeps of a draft of Td tokens for B rows; a pytree.
+
+    ``S`` [Td, B, HV, K, V] or ``operands`` q, k [Td, B, HK, K], v [Td, B, HV, V], g, beta
+    [Td, B, HV] by the scheme, the other is None; ``frames`` [Td, B, C] are the convolution's
+    inputs, ``parents`` int32 [B, Td], ``lengths`` int32 [B]. ``backend`` ran the draft, and runs
+    the delta rule again.
+    """
+
+    S: Array | None
+    operands: tuple[Array, ...] | None
+    frames: Array
+    parents: Array
+    lengths: Array
+    backend: str = dataclasses.field(metadata={"static": True})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(x.nbytes for x in jax.tree.leaves(self))
+
+
+def check_draft(
+    where: str, B: int, Td: int, lengths: Any, parents: Any, scheme: str
+) -> tuple[Array, Array, bool]:
+    """Lengths int32 [B], parents int32 [B, Td], and whether the draft is a chain.
+
+    Values are looked at where they are there, not under a trace.
+
+    Raises:
+        UnknownNameError: no such scheme.
+        ShapeError: a wrong shape or dtype, a length beyond 0 to Td, or a parent that is no earlier
+            token.
+    """
+    if scheme not in SCHEMES:
+        raise UnknownNameError(f"{where}: no scheme {scheme!r}; there are {', '.join(SCHEMES)}")
+    if Td == 0:
+        raise ShapeError(f"{where}: xs has no token; needed at least one, Td >= 1")
+    chain = parents is None
+    lengths = jnp.full(B, Td, jnp.int32) if lengths is None else lengths
+    parents = np.broadcast_to(np.arange(-1, Td - 1, dtype=np.int32), (B, Td)) if chain else parents
+    check_lengths(where, lengths, B, Td)
+    check_array(where, "parents", parents, [("B", B), ("Td", Td)], [jnp.int32])
+    if not isinstance(parents, Tracer) and not within(parents, -1, np.arange(Td) - 1):
+        raise ShapeError(f"{where}: a parent is no earlier token; needed -1 <= parents[:, t] < t")
+    return jnp.asarray(lengths), jnp.asarray(parents), chain
+
+
+def within(x: Any, low: Any, high: Any) -> bool:
+    """Whether every number is in its range."""
+    x = np.asarray(x)
+    return bool(((x >= low) & (x <= high)).all())
+
+
+def draft(
+    step: Step,
+    state: GDNState,
+    xs: Tokens,
+    cfg: GDNConfig,
+    *,
+    lengths: Array,
+    parents: Array,
+    chain: bool,
+    scheme: str,
+    backend: str,
+) -> tuple[Tokens, DraftRecord]:
+    """Run a draft xs [B, Td, D] from the rows of ``state``, which is not changed.
+
+    Tokens at or beyond a row's length give zeros.
+
+    Args:
+        step: one token of the layer with every operator read back, on ``backend``.
+        state: S [B, HV, K, V], conv_hist [B, W-1, C].
+        xs: inputs, in an order in which parents come first.
+        cfg: the layer's sizes.
+        lengths, parents, chain: of :func:`check_draft`.
+        scheme: "snapshot" or "replay".
+
+    Returns:
+        ys [B, Td, D] and the record.
+    """
+    Td = xs.shape[1]
+    # A tree keeps the state before the first token and after every one, [Td + 1, B, ..].
+    nodes = jax.tree.map(lambda x: jnp.broadcast_to(x, (Td + 1, *x.shape)), state)
+
+    def token(carry: Any, operands: tuple[Array, Array, Array]) -> tuple[Any, Any]:
+        x, parent, t = operands
+        before = carry if chain else jax.tree.map(lambda x: _at_node(x, parent + 1), carry)
+        y, after, trace = step(before, x)
+        _, _, v = steps.split_heads(trace["XCV"], cfg)
+        used = (trace["Q"], trace["K"], v, trace["G"], trace["BETA"])
+        carry = after if chain else jax.tree.map(lambda x, new: x.at[t + 1].set(new), carry, after)
+        kept = (after.S, None) if scheme == "snapshot" else (None, used)
+        return carry, (jnp.where((t < lengths)[:, None], y, 0), *kept, trace["XC"])
+
+    tokens = (jnp.swapaxes(xs, 0, 1), jnp.swapaxes(parents, 0, 1), jnp.arange(Td))
+    with jax.named_scope("draft"):
+        _, (ys, S, used, frames) = lax.scan(token, state if chain else nodes, tokens)
+    return jnp.swapaxes(ys, 0, 1), DraftRecord(S, used, frames, parents, lengths, backend)
+
+
+def committed(record: DraftRecord, state: GDNState, accepted: Array) -> GDNState:
+    """The rows of ``state`` after their accepted node: number n is node n - 1, 0 the state itself.
+
+    Equal to decoding the tokens on the path to the node one after another, bit for bit on one
+    backend. A number beyond a row's length is taken as the length.
+
+    Args:
+        record: of a draft from ``state``.
+        state: S [B, HV, K, V], conv_hist [B, W-1, C].
+        accepted: int32 [B].
+    """
+    node = jnp.minimum(accepted, record.lengths) - 1
+    S = _replayed(record, state.S, node) if record.S is None else _kept(record.S, state.S, node)
+    return GDNState(S, _history(record, state.conv_hist, node))
+
+
+def _kept(S: Array, start: Array, node: Array) -> Array:
+    return jnp.where((node < 0)[:, None, None, None], start, _at_node(S, jnp.maximum(node, 0)))
+
+
+def _replayed(record: DraftRecord, start: Array, node: Array) -> Array:
+    assert record.operands is not None
+    path = on_path(record.parents, node)
+    rule = delta_rule_as_stepped if record.backend == "pallas" else steps.delta_rule
+
+    def token(S: Array, operands: Any) -> tuple[Array, None]:
+        # As in the draft, where they came through a barrier: fused into the rule they change bits.
+        taken, (q, k, v, g, beta) = lax.optimization_barrier(operands)
+        _, new = rule(q, k, v, g, beta, S)
+        return jnp.where(taken[:, None, None, None], new, S), None
+
+    return lax.scan(token, start, (path.T, record.operands))[0]
+
+
+def on_path(parents: Array, node: Array) -> Array:
+    """Whether token t is on the path from the state to a row's node, bool [B, Td]."""
+    tokens = jnp.arange(parents.shape[1])
+
+    def up(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        at, path = carry
+        return _parent(parents, at), path | (tokens[None] == at[:, None])
+
+    start = jnp.zeros(parents.shape, bool)
+    return lax.fori_loop(0, parents.shape[1], up, (node, start))[1]
+
+
+def _history(record: DraftRecord, hist: Array, node: Array) -> Array:
+    """The last W-1 inputs on the path: those of the draft, then what the old history ends with."""
+    at, past, frames = node, jnp.full_like(node, hist.shape[1] - 1), []
+    for _ in range(hist.shape[1]):
+        drafted = (at >= 0)[:, None]
+        old = jnp.take_along_axis(hist, past[:, None, None], axis=1)[:, 0]
+        frames.append(jnp.where(drafted, _at_node(record.frames, jnp.maximum(at, 0)), old))
+        past = jnp.where(at >= 0, past, past - 1)
+        at = _parent(record.parents, at)
+    return jnp.stack(frames[::-1], axis=1)
+
+
+def _parent(parents: Array, at: Array) -> Array:
+    up = jnp.take_along_axis(parents, jnp.maximum(at, 0)[:, None], axis=1)[:, 0]
+    return jnp.where(at >= 0, up, -1)
+
+
+@functools.partial(jax.vmap, in_axes=(1, 0))
+def _at_node(x: Array, node: Array) -> Array:
+    """Row b of x [nodes, B, ..] at its own node."""
+    return x[node]

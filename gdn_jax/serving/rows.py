@@ -1,0 +1,148 @@
+"""Tokens for rows that are in slots of a pool: read and written by index, idle rows never."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from gdn_jax._core.checks import check_array
+from gdn_jax.config import GDNConfig
+from gdn_jax.errors import ShapeError
+from gdn_jax.layer.compose import forward, kernel_step
+from gdn_jax.layer.pallas import KernelLayer
+from gdn_jax.layer.params import GDNParams
+from gdn_jax.layer.state import GDNState
+from gdn_jax.serving.drafts import DraftRecord, committed, draft, within
+from gdn_jax.types import Array, Token, Tokens
+
+
+def step_rows(
+    params: GDNParams,
+    states: GDNState,
+    layer: int | Array,
+    x: Token,
+    slots: tuple[Array, Array],
+    cfg: GDNConfig,
+    backend: str,
+) -> tuple[Token, GDNState]:
+    """One token: row b reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 in either is idle.
+
+    On pallas the kernels index the pool; on xla the rows' states are copied out and in.
+    """
+    idle = (slots[0] < 0) | (slots[1] < 0)
+    read, write = (jnp.where(idle, -1, x) for x in slots)
+    if backend == "pallas":
+        y, states, _ = KernelLayer(params, cfg).step(states, layer, x, slots=(read, write))
+        return blank_idle(y, read), states
+    y, rows, _ = forward(params, read_rows(states, layer, read), x, cfg)
+    return blank_idle(y, read), write_rows(states, layer, write, rows)
+
+
+def draft_rows(
+    params: GDNParams,
+    states: GDNState,
+    layer: int | Array,
+    xs: Tokens,
+    slots: Array,
+    cfg: GDNConfig,
+    backend: str,
+    *,
+    lengths: Array,
+    parents: Array,
+    chain: bool,
+    scheme: str,
+) -> tuple[Tokens, DraftRecord]:
+    """:func:`gdn_jax.serving.drafts.draft` from the slots of the rows; an idle row has no token."""
+    kernels = KernelLayer(params, cfg) if backend == "pallas" else None
+
+    def step(rows: GDNState, x: Token):
+        if kernels is None:
+            return forward(params, rows, x, cfg)
+        return kernel_step(kernels, rows, x, trace=True)
+
+    rows = read_rows(states, layer, slots)
+    lengths = jnp.where(slots >= 0, lengths, 0)
+    how = {"chain": chain, "scheme": scheme, "backend": backend}
+    return draft(step, rows, xs, cfg, lengths=lengths, parents=parents, **how)
+
+
+def commit_rows(
+    states: GDNState, records: Mapping[int, DraftRecord], slots: Array, accepted: Array
+) -> GDNState:
+    """The pool's states with each row's slot moved on to its accepted node, idle rows left out."""
+    for layer, record in records.items():
+        rows = committed(record, read_rows(states, layer, slots), accepted)
+        states = write_rows(states, layer, jnp.where(accepted > 0, slots, -1), rows)
+    return states
+
+
+def check_commit(
+    where: str, pool: Any, records: Mapping[int, DraftRecord], slots: Any, accepted: Any
+) -> tuple[Array, Array]:
+    """Slots and accepted numbers, int32 [B]; values are looked at unless traced.
+
+    Raises:
+        ShapeError: no such layer, or an argument of the wrong shape or dtype.
+        SlotError: as :func:`check_rows`.
+    """
+    for layer, record in records.items():
+        if type(layer) is not int or not 0 <= layer < pool.num_layers:
+            needed = f"needed 0 to {pool.num_layers - 1}"
+            raise ShapeError(f"{where}: records has layer {layer!r}; {needed}")
+        B, Td = record.parents.shape
+        check_rows(where, "slots", slots, B, pool)
+        check_array(where, "accepted", accepted, [("B", B)], [jnp.int32])
+        if not isinstance(accepted, Tracer) and not within(accepted, 0, Td):
+            raise ShapeError(f"{where}: accepted is {np.asarray(accepted)}; needed 0 to {Td}")
+    return jnp.asarray(slots), jnp.asarray(accepted)
+
+
+def check_rows(
+    where: str, name: str, slots: Any, B: int, pool: Any, *, repeats: bool = False
+) -> Array:
+    """Int32 [B] slots of rows; each is in use or -1, unless traced, when nobody can look.
+
+    Raises:
+        ShapeError: a wrong shape or dtype.
+        SlotError: a slot out of range, named twice (unless ``repeats``), or not in use.
+    """
+    check_array(where, name, slots, [("B", B)], [jnp.int32])
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves((slots, pool.table))):
+        ids = np.asarray(slots)
+        pool.check(np.unique(ids[ids != -1]) if repeats else ids[ids != -1])
+    return jnp.asarray(slots)
+
+
+def read_rows(states: GDNState, layer: int | Array, slots: Array) -> GDNState:
+    """The states of the rows, [B, ..]: from slot ``slots[b]`` of a layer of [L, N, ..].
+
+    An idle row (-1) gets zeros.
+    """
+
+    def rows(x: Array) -> Array:
+        taken = x[layer, jnp.maximum(slots, 0)]
+        return jnp.where(_wide(slots >= 0, taken), taken, 0)
+
+    return jax.tree.map(rows, states)
+
+
+def write_rows(states: GDNState, layer: int | Array, slots: Array, rows: GDNState) -> GDNState:
+    """The pool's states with row b in slot ``slots[b]`` of a layer; idle rows (-1) go nowhere."""
+
+    def write(x: Array, new: Array) -> Array:
+        nowhere = x.shape[1]
+        return x.at[layer, jnp.where(slots >= 0, slots, nowhere)].set(new, mode="drop")
+
+    return jax.tree.map(write, states, rows)
+
+
+def blank_idle(y: Array, slots: Array) -> Array:
+    """``y`` with zeros in idle rows."""
+    return jnp.where(_wide(slots >= 0, y), y, 0)
+
+
+def _wide(mask: Array, like: Array) -> Array:
+    return mask.reshape(-1, *[1] * (like.ndim - 1))

@@ -1,0 +1,1 @@
+"""Checks of one layer, in float32 and in int4."""

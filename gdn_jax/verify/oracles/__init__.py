@@ -1,0 +1,1 @@
+"""What the checks compare with: recorded and live runs of transformers."""

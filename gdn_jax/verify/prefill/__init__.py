@@ -1,0 +1,1 @@
+"""Checks of many tokens at once."""

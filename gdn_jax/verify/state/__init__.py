@@ -1,0 +1,1 @@
+"""Checks of many sequences in the slots of a pool."""

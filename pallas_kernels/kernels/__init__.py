@@ -1,0 +1,1 @@
+"""One kernel a file: its body, its grid and memory, and one wrapper."""

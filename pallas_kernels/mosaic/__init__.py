@@ -1,0 +1,1 @@
+"""Mosaic GPU below Pallas: the only files that touch private parts of JAX."""

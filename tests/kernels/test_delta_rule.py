@@ -1,0 +1,280 @@
+"""The Pallas kernel of the delta rule: compiled on a CUDA GPU, interpreted elsewhere.
+
+The interpreter fills every buffer with NaN before the kernel runs and looks for races between
+CTAs; it ignores layouts, so each configuration is lowered for CUDA as well.
+"""
+
+import contextlib
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+import gdn_jax as gdn
+import gdn_jax.ops.delta_rule
+from gdn_jax import oracle
+from gdn_jax._core.backend import unavailable_reason
+from pallas_kernels import tuning
+from pallas_kernels.kernels.delta_rule import delta_rule_decode
+from tests.support.cases import OPERATOR, OpCase, operator_inputs
+from tests.support.tools import (
+    MAX_REL,
+    OP,
+    assert_close,
+    assert_refused,
+    assert_same_bits,
+    pretend_device,
+)
+
+COMPILED = unavailable_reason(OP, None, "pallas") is None
+RACES = plgpu.InterpretGPUParams(detect_races=True)
+INTERPRET = None if COMPILED else RACES
+BASE = OpCase(2, 3, 2, 4, 128, 64, live=True)
+WIDE = {
+    name: dataclasses.replace(case, T=min(case.T, 4), K=128 if case.l2norm else 64, V=64)
+    for name, case in OPERATOR.items()
+} | {
+    "base": BASE,
+    "square_of_128": OpCase(1, 2, 1, 3, 128, 128, live=True),
+    "k64_v128_three_rows": OpCase(3, 1, 1, 2, 64, 128, live=True),
+}
+TILES = tuning.TILES
+
+
+def draw(case: OpCase) -> list[np.ndarray]:
+    """The kernel's operands: q and k of unit length, a scale, and a state."""
+    arrays, S = operator_inputs(case)
+    if case.l2norm:
+        arrays |= {n: oracle.l2_normalise(arrays[n]).astype(np.float32) for n in ("q", "k")}
+    if S is None:
+        S = np.zeros((case.B, case.HV, case.K, case.V), np.float32)
+    return [*arrays.values(), np.asarray(case.K**-0.5, np.float32), S]
+
+
+def run(operands: list[np.ndarray], tile: int | None = 64) -> list[np.ndarray]:
+    """o and S; with the interpreter, no race."""
+    out = delta_rule_decode(*map(jnp.asarray, operands), tile=tile, interpret=INTERPRET)
+    found = [np.asarray(x) for x in out]
+    assert COMPILED or not get_races().races_found
+    return found
+
+
+def check(case: OpCase, tile: int | None = None) -> None:
+    operands = draw(case)
+    o, S = run(operands, tile)
+    ref_o, ref_S = oracle.recurrent_gated_delta_rule(*operands[:5], initial_state=operands[6])
+    limit = MAX_REL["float32_undecayed" if case.decay in ("none", -1e-3) else "float32"]
+    for h in range(case.HV):
+        assert_close(o[:, :, h], ref_o[:, :, h], limit, f"o of head {h}")
+        assert_close(S[:, h], ref_S[:, h], limit, f"S of head {h}")
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_agrees_with_float64(name: str) -> None:
+    check(WIDE[name])
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_every_tile_agrees_with_float64(tile: int) -> None:
+    check(dataclasses.replace(BASE, K=64, V=128), tile)
+
+
+@pytest.mark.parametrize("cut", range(1, BASE.T))
+def test_split_anywhere_and_continue(cut: int) -> None:
+    *tokens, scale, S = draw(BASE)
+    whole = run([*tokens, scale, S])
+    head, middle = run([*(x[:, :cut] for x in tokens), scale, S])
+    tail, end = run([*(x[:, cut:] for x in tokens), scale, middle])
+    assert_same_bits((np.concatenate([head, tail], 1), end), whole)
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_nan_stays_in_its_row_and_head(which: int) -> None:
+    row, head = which % 2, (5 * which + 1) % 4
+    operands = draw(BASE)
+    o, S = run(operands)
+    spoilt = [x.copy() for x in operands]
+    of_keys = which < 2
+    place = (row, head) if which == 5 else (row, slice(None), head // 2 if of_keys else head)
+    spoilt[6 if which == 5 else which][place] = np.nan
+    o2, S2 = run(spoilt)
+    hit = np.zeros((BASE.B, BASE.HV), bool)
+    hit[row, [head // 2 * 2, head // 2 * 2 + 1] if of_keys else head] = True
+    np.testing.assert_array_equal(np.isnan(o2).any(axis=(1, 3)), hit)
+    assert_same_bits(np.swapaxes(o, 1, 2)[~hit], np.swapaxes(o2, 1, 2)[~hit])
+    # A spoilt query does not reach the state.
+    keep = np.ones_like(hit) if which == 0 else ~hit
+    assert_same_bits(S[keep], S2[keep])
+
+
+def test_runs_repeat_and_the_callers_state_is_left_alone() -> None:
+    operands = [jnp.asarray(x) for x in draw(BASE)]
+    before = np.array(operands[6])
+    first = delta_rule_decode(*operands, interpret=INTERPRET)
+    assert_same_bits(operands[6], before)
+    assert_same_bits(delta_rule_decode(*operands, interpret=INTERPRET), first)
+
+
+@pytest.mark.skipif(COMPILED, reason="the interpreter is the subject")
+def test_the_race_detector_is_awake() -> None:
+    """Two CTAs that write the same element."""
+
+    def body(x, out):
+        out[...] = x[...] + lax.axis_index("cta").astype(jnp.float32)
+
+    x = jnp.zeros((128,), jnp.float32)
+    kernel = plgpu.kernel(body, out_type=x, grid=(2,), grid_names=("cta",), interpret=INTERPRET)
+    jax.block_until_ready(kernel(x))
+    assert get_races().races_found
+
+
+def shapes(B: int, T: int, HK: int, HV: int, K: int, V: int) -> list[jax.ShapeDtypeStruct]:
+    keys, values, heads = (B, T, HK, K), (B, T, HV, V), (B, T, HV)
+    every = keys, keys, values, heads, heads, (), (B, HV, K, V)
+    return [jax.ShapeDtypeStruct(s, jnp.float32) for s in every]
+
+
+def lowered(function, operands) -> str:
+    donate = len(operands) - 1
+    traced = jax.jit(function, donate_argnums=donate).trace(*operands)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(("V", "tile"), [(V, t) for V in tuning.HEAD_DIMS for t in TILES if t <= V])
+@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("K", tuning.HEAD_DIMS)
+def test_lowers_for_cuda_in_place(K: int, T: int, V: int, tile: int) -> None:
+    def tiled(*operands):
+        return delta_rule_decode(*operands, tile=tile)
+
+    text = lowered(tiled, shapes(2, T, 2, 6, K, V))
+    assert text.count("@mosaic_gpu_v2") == 1
+    assert "output_operand_alias" in text
+
+
+def test_lowers_for_cuda_at_the_real_size() -> None:
+    for B in (1, 8, 64, 4000):
+        assert "@mosaic_gpu_v2" in lowered(delta_rule_decode, shapes(B, 1, 16, 48, 128, 128))
+
+
+def test_tiles_fill_the_card_and_divide_v() -> None:
+    for V in tuning.HEAD_DIMS:
+        for B in (1, 8, 64):
+            tile = tuning.delta_rule_tile(B, V)
+            assert V % tile == 0
+            assert 48 * B * V // tile >= 96
+
+
+@contextlib.contextmanager
+def device(monkeypatch: pytest.MonkeyPatch, capability: str = "9.0"):
+    """Let the support module see a CUDA GPU, and interpret what is meant for it."""
+    if not COMPILED or capability != "9.0":
+        pretend_device(monkeypatch, capability)
+    kernel = functools.partial(delta_rule_decode, interpret=INTERPRET)
+    monkeypatch.setattr(gdn_jax.ops.delta_rule, "delta_rule_decode", kernel)
+    yield
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("live", [False, True])
+def test_the_operator_runs_it(monkeypatch: pytest.MonkeyPatch, dtype, live: bool) -> None:
+    *tokens, _, S = draw(BASE)
+    halves = [jnp.asarray(2 * x).astype(dtype) for x in tokens]
+    state = S if live else None
+    start = None if state is None else jnp.asarray(state)
+    ref_o, ref_S = oracle.recurrent_gated_delta_rule(
+        *map(np.asarray, halves), initial_state=state, use_qk_l2norm=True, scale=0.3
+    )
+    with device(monkeypatch):
+        assert gdn.select_backend(OP, K=BASE.K, V=BASE.V, tokens=BASE.T) == "pallas"
+        o, S = gdn.recurrent_gated_delta_rule(
+            *halves, initial_state=start, use_qk_l2norm=True, scale=0.3, backend="pallas"
+        )
+        assert (o.dtype, S.dtype) == (dtype, jnp.float32)
+        assert_close(o, ref_o, 2.0**-8 if dtype == jnp.bfloat16 else MAX_REL["float32"])
+        assert_close(S, ref_S, MAX_REL["float32"])
+
+
+def test_gradients_are_those_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    *tokens, _, S = map(jnp.asarray, draw(BASE))
+
+    def gradients(backend: str):
+        def loss(tokens, S):
+            o, S = gdn.recurrent_gated_delta_rule(*tokens, initial_state=S, backend=backend)
+            return jnp.sum(o * o) + jnp.sum(S * S)
+
+        return jax.grad(loss, (0, 1))(tokens, S)
+
+    with device(monkeypatch):
+        assert_same_bits(gradients("pallas"), gradients("xla"))
+
+
+def test_vmap_is_more_rows_of_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    *tokens, _, S = map(jnp.asarray, draw(BASE))
+    q, k, v, g = (jnp.stack([x, x[::-1], -x]) for x in tokens[:4])
+    scales = jnp.asarray([0.1, 1.0, 2.0])
+
+    def run(backend: str):
+        def one(q, k, v, g, scale):
+            return gdn.recurrent_gated_delta_rule(
+                q, k, v, g, tokens[4], initial_state=S, scale=scale, backend=backend
+            )
+
+        return jax.vmap(one)(q, k, v, g, scales)
+
+    with device(monkeypatch):
+        for found, wanted in zip(run("pallas"), run("xla"), strict=True):
+            assert_close(found, wanted, MAX_REL["float32"])
+
+
+def test_both_operators_lower_for_cuda_inside_the_callers_jit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def token(carry, x):
+        S, hist = carry
+        mixed, hist = gdn.causal_conv1d(x, hist, taps, backend="pallas")
+        q, v = mixed[..., :64].reshape(2, 1, 1, 64), mixed.reshape(2, 1, 3, 64)
+        gates = mixed[..., :3]
+        o, S = gdn.recurrent_gated_delta_rule(
+            q, q, v, -jnp.exp(gates), gates, initial_state=S, backend="pallas"
+        )
+        return (S, hist), o
+
+    taps = jnp.ones((192, 4))
+    carry, xs = (jnp.ones((2, 3, 64, 64)), jnp.ones((2, 3, 192))), jnp.ones((5, 2, 1, 192))
+    pretend_device(monkeypatch)
+    text = lowered(lambda carry, xs: jax.lax.scan(token, carry, xs), (carry, xs))
+    assert text.count("@mosaic_gpu_v2") == 2
+
+
+def test_what_cannot_run_says_why_and_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(K: int = 64, V: int = 64, tokens: int = 1) -> str:
+        return assert_refused(
+            lambda: gdn.select_backend(OP, backend="pallas", K=K, V=V, tokens=tokens),
+            "backend='xla' runs it",
+            error=gdn.BackendUnavailableError,
+        )
+
+    if not COMPILED:
+        assert "no CUDA GPU, the device is cpu" in refuse()
+        assert gdn.select_backend(OP) == "xla"
+    with device(monkeypatch, "7.5"):
+        assert "compute capability 7.5, the kernel needs 8.0" in refuse()
+    with device(monkeypatch):
+        assert "K is 96, the kernel needs 64 or 128" in refuse(K=96)
+        assert "V is 256, the kernel needs 64 or 128" in refuse(V=256)
+        assert "T is 4097, the kernel takes at most 4096 tokens" in refuse(tokens=4097)
+        assert gdn.select_backend(OP, K=96, V=64) == "xla"
+        tokens = map(jnp.asarray, draw(dataclasses.replace(BASE, V=8))[:5])
+        assert_refused(
+            lambda: gdn.recurrent_gated_delta_rule(*tokens, backend="pallas"),
+            "V is 8",
+            error=gdn.BackendUnavailableError,
+        )
