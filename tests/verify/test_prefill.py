@@ -267,7 +267,7 @@ def test_a_mistake_turns_its_check_red(
         ("g = -5000 once", chunk_xla, "_decays", differences_of_long_sums),
         ("decay 1e-12 a token", chunk_xla, "_decays", quotients_of_decays),
         ("one key, beta 0.835", lax.linalg, "triangular_solve", inverse_by_doubling_in_bfloat16),
-        ("q and k of length 1e-3", steps, "l2_normalise", epsilon_outside),
+        ("q and k of length 1e-3", recurrence, "l2_normalise", epsilon_outside),
         ("a + dt_bias near 95, a layer", steps, "softplus", exponential_first),
     ],
 )

@@ -65,8 +65,14 @@ def test_each_suite_runs_its_parts_and_only_the_layer_needs_an_oracle(
 ) -> None:
     seen = []
     monkeypatch.setattr(subject, "draw_weights", lambda cfg, seed: {})
-    for name in ("float32", "int4", "sequences", "prefill", "model"):
-        module = importlib.import_module(f"gdn_jax.verify.{name}")
+    for name, place in (
+        ("float32", "layer.float32"),
+        ("int4", "layer.int4"),
+        ("sequences", "state.sequences"),
+        ("prefill", "prefill.checks"),
+        ("model", "model.checks"),
+    ):
+        module = importlib.import_module(f"gdn_jax.verify.{place}")
         monkeypatch.setattr(module, "run", lambda *_, name=name, **__: seen.append(name))
     run(*arguments)
     assert seen == expected
