@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from gdn_jax._core.files import write_atomically
 from gdn_jax.config import GDNConfig
@@ -30,6 +28,8 @@ def write_sealed(
     path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], kind: Kind, cfg: GDNConfig
 ) -> None:
     """Write the file whole or not at all."""
+    from safetensors.numpy import save
+
     metadata = {
         "format": kind.format,
         "version": str(kind.version),
@@ -46,6 +46,8 @@ def read_sealed(path: str | os.PathLike[str], kind: Kind, cfg: GDNConfig) -> dic
         StateFileError: the file is missing, truncated or of another kind or version, was written
             for another configuration, or fails its checksum.
     """
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
