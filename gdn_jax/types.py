@@ -19,8 +19,8 @@ The value head ``h`` reads the key head ``h // (HV // HK)``.
 from jax import Array
 from jaxtyping import Float, Float32
 
-Tokens = Float32[Array, "B T D"]
-Token = Float32[Array, "B D"]
+Tokens = Float[Array, "B T D"]
+Token = Float[Array, "B D"]
 Mixed = Float32[Array, "*B C"]
 KeyHeads = Float[Array, "*B HK K"]
 ValueHeads = Float[Array, "*B HV V"]

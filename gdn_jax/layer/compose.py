@@ -11,7 +11,7 @@ from jax import lax
 from jax.core import Tracer
 
 from gdn_jax._core.backend import select_backend
-from gdn_jax._core.checks import check_array
+from gdn_jax._core.checks import FLOATS, check_array
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, UnknownNameError
 from gdn_jax.layer import steps
@@ -31,8 +31,8 @@ Step = Callable[[GDNState, Token], tuple[Token, GDNState, Any]]
 def forward(
     params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig
 ) -> tuple[Token, GDNState, Trace]:
-    """The seven steps of one token, unchecked."""
-    xc, z, b, a, beta, g = steps.input_projections(params, x)
+    """The seven steps of one token, unchecked; y in the dtype of x."""
+    xc, z, b, a, beta, g = steps.input_projections(params, steps.cast(x, jnp.float32))
     xcv, hist = steps.causal_conv(xc, state.conv_hist, params.conv_weight)
     q, k, v = steps.split_heads(xcv, cfg)
     q, k = steps.normalise_qk(q, k)
@@ -43,21 +43,22 @@ def forward(
         dict(XC=xc, Z=z, B=b, A=a, BETA=beta, G=g, XCV=xcv)
         | dict(Q=q, K=k, ON=on, ONN=onn, OUT=out, S=S, HIST=hist)
     )
-    return out, GDNState(S, hist), trace
+    return steps.cast(out, x.dtype), GDNState(S, hist), trace
 
 
 def decode_step(
     params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, *, backend: str | None = None
 ) -> tuple[Token, GDNState]:
-    """One token of one layer: x [B, D] float32 -> y [B, D] float32 and the new state.
+    """One token of one layer: x [B, D] -> y [B, D] in the dtype of x, and the new state.
 
-    The seven steps of :mod:`gdn_jax.layer.steps`, in float32 throughout. Pure: the state that came
-    in is untouched. A row does not see what the other rows hold.
+    The seven steps of :mod:`gdn_jax.layer.steps`, in float32 throughout: x is widened first and y
+    is rounded once, last. Pure: the state that came in is untouched. A row does not see what the
+    other rows hold.
 
     Args:
         params: the layer's weights.
         state: S [B, HV, K, V] and conv_hist [B, W-1, C], float32.
-        x: input after the block's norm.
+        x: input after the block's norm, float32, bfloat16 or float16.
         cfg: the layer's sizes, static.
         backend: None takes pallas where :func:`gdn_jax.select_backend` finds it, the kernels can
             read the weights and no int4 weight has to be laid out for them first (see
@@ -79,7 +80,8 @@ def trace_step(
 ) -> tuple[Token, GDNState, Trace]:
     """:func:`decode_step` with every operator's result; y and the state are bit-identical to it.
 
-    On pallas the same kernels run and store what they hold in registers as well.
+    The trace is float32 whatever the dtype of x: y is its OUT, rounded to that
+    dtype. On pallas the same kernels run and store what they hold in registers as well.
     """
     if checked_backend("trace_step", params, state, x, cfg, backend) == "pallas":
         y, state, trace = kernel_step(KernelLayer(params, cfg), state, x, trace=True)
@@ -122,7 +124,8 @@ def prefill(
 
     Args:
         params, state, cfg: as for :func:`decode_step`.
-        xs: inputs after the block's norm, float32; T at least 1.
+        xs: inputs after the block's norm, float32, bfloat16 or float16, computed in float32 and
+            rounded once, last, to ys; T at least 1.
         lengths: int32 [B], 0 to T: the row's first tokens count, those behind are padding: they
             neither decay nor write, whatever they hold, their outputs are zero, and the history
             ends with the last inputs that count. All T by default.
@@ -163,7 +166,7 @@ def prefill_tokens(
     backend: str,
 ) -> tuple[Tokens, GDNState]:
     """:func:`prefill`, unchecked."""
-    valid = None
+    valid, dtype, xs = None, xs.dtype, steps.cast(xs, jnp.float32)
     if precision == "bfloat16":
         large = {name: Rounded(getattr(params, name)) for name in LARGE}
         params = dataclasses.replace(params, **large)
@@ -186,7 +189,7 @@ def prefill_tokens(
     ys = steps.output_projection(onn, params.out_proj)
     if valid is not None:
         ys = jnp.where(valid[..., None], ys, 0)
-    return ys, GDNState(S, hist)
+    return steps.cast(ys, dtype), GDNState(S, hist)
 
 
 def scan_tokens(step: Step, state: GDNState, xs: Tokens) -> tuple[Tokens, GDNState]:
@@ -247,6 +250,6 @@ def _check_operands(
     check_state(op, state, cfg)
     B, D = ("B", state.S.shape[0]), ("D", cfg.d_model)
     name, dims = ("xs", [B, ("T", None), D]) if many else ("x", [B, D])
-    check_array(op, name, x, dims, [jnp.float32])
+    check_array(op, name, x, dims, FLOATS)
     if many and x.shape[1] == 0:
         raise ShapeError(f"{op}: xs has shape {x.shape}; needed at least one token, T >= 1")

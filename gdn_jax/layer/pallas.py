@@ -114,12 +114,12 @@ class KernelLayer:
         """One token of layer ``index`` for x [B, D], and the trace where asked for.
 
         Row b is on slot b, or reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
-        y [B, D], or where not ``summed`` the K slices that it is the sum of, [splits, B, D],
-        and no trace.
+        y [B, D] in the dtype of x, or where not ``summed`` the K slices that it is the sum of,
+        float32 [splits, B, D], and no trace.
         """
         parts, S, hist, seen = layer.step(
             self.weights,
-            x,
+            x.astype(jnp.float32),
             states.S,
             states.conv_hist,
             Place(jnp.full((1,), index, jnp.int32), *(slots or ())),
@@ -131,7 +131,8 @@ class KernelLayer:
         if not summed:
             return parts, states, None
         y = functools.reduce(operator.add, parts)
-        return y, states, self._trace(seen, y, states, index) if trace else None
+        seen = self._trace(seen, y, states, index) if trace else None
+        return y.astype(x.dtype), states, seen
 
     def _trace(self, seen: Any, y: Token, states: GDNState, index: int | Array) -> Trace:
         entries = {**seen, "OUT": y, "S": states.S[index], "HIST": states.conv_hist[index]}

@@ -13,6 +13,7 @@ import operator
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from gdn_jax.config import GDNConfig
 from gdn_jax.layer.params import GDNParams
@@ -27,6 +28,16 @@ def softplus(x: Array) -> Array:
     # Clipped beyond its branch: at a bound itself the gradient of clip is half.
     middle = jnp.log1p(jnp.exp(jnp.clip(x, -32.0, 32.0)))
     return jnp.where(x > 20.0, x, jnp.where(x < -20.0, jnp.exp(jnp.minimum(x, 0.0)), middle))
+
+
+def cast(x: Array, dtype: DTypeLike) -> Array:
+    """x in another dtype, with the bits of that dtype whatever stands before and behind.
+
+    XLA may leave out a rounding that is widened again; not across the barriers.
+    """
+    if x.dtype == dtype:
+        return x
+    return lax.optimization_barrier(lax.optimization_barrier(x).astype(dtype))
 
 
 @step

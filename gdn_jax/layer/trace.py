@@ -37,7 +37,7 @@ def trace_shapes(cfg: GDNConfig) -> dict[str, tuple[int, ...]]:
 
 @jax.tree_util.register_pytree_node_class
 class Trace(Mapping[str, Array]):
-    """What every operator of one token produced; a read-only mapping and a pytree.
+    """What every operator of one token produced, float32; a read-only mapping and a pytree.
 
     ======  ============  ==========================================================
     name    shape         value (a leading batch axis stands before each shape)
@@ -51,7 +51,7 @@ class Trace(Mapping[str, Array]):
     Q, K    [HK, K]       after step 4: normalised, and q scaled by K**-0.5
     ON      [HV, V]       output of the delta rule
     ONN     [HV, V]       after the gated norm
-    OUT     [D]           output of the layer
+    OUT     [D]           output of the layer, before it is rounded to the dtype of x
     S       [HV, K, V]    new recurrent state
     HIST    [W-1, C]      new convolution history
     ======  ============  ==========================================================
