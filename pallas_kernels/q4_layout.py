@@ -30,7 +30,7 @@ BLOCK = (9, TILE)
 _WEIGHT_ROWS = 8
 
 
-def shape_reason(N: int, K: int) -> str | None:
+def unavailable_reason(N: int, K: int) -> str | None:
     """Why weights [N, K] have no such layout; None when they have."""
     if N > 0 and K > 0 and N % TILE == 0 and K % TILE == 0:
         return None
@@ -45,7 +45,7 @@ def pack(words: jax.Array, scales: jax.Array) -> jax.Array:
         ValueError: N or K is not a multiple of 64.
     """
     *lead, N, groups = scales.shape
-    reason = shape_reason(N, 32 * groups)
+    reason = unavailable_reason(N, 32 * groups)
     if reason:
         raise ValueError(reason)
     rows, tiles = (*lead, N // TILE, 4, 2, 8), groups // 2

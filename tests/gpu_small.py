@@ -207,7 +207,7 @@ def main() -> int:
         runs["attention"] = worst_of_attention_inputs(B)
         if support.has_clusters():
             runs["norm"] = worst_of_norm(B)
-        if support.unavailable_reason(support.Sizes(chunk=64)) is None:
+        if gdn.select_backend("prefill") == "pallas":
             runs["chunks"] = worst_of_chunks(cfg, "float32")
             runs["narrow chunks"] = worst_of_chunks(cfg, "bfloat16")
         for name, worst in runs.items():

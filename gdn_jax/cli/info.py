@@ -8,7 +8,7 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-from gdn_jax._core.backend import BACKENDS, OPS, select_backend, unavailable_reason
+from gdn_jax._core.backend import OPS, choose
 from gdn_jax._core.environment import environment
 from gdn_jax._core.files import write_atomically
 from gdn_jax.config import PRESETS, GDNConfig
@@ -38,10 +38,11 @@ def collect() -> dict[str, Any]:
     backends = [
         {
             "operator": op,
-            "takes": select_backend(op),
-            "others": {b: reason for b in BACKENDS if (reason := unavailable_reason(op, None, b))},
+            "takes": chosen.backend,
+            "others": {"pallas": chosen.reason} if chosen.reason else {},
         }
         for op in OPS
+        for chosen in [choose(op)]
     ]
     return {
         "environment": environment(),

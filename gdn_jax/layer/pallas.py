@@ -8,30 +8,18 @@ from typing import Any
 import jax.numpy as jnp
 
 import pallas_kernels.support
-from gdn_jax._core.backend import select_backend
+from gdn_jax._core.backend import Matrix, choose
 from gdn_jax.config import GDNConfig
-from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.layer.params import LARGE, GDNParams
 from gdn_jax.layer.state import GDNState
 from gdn_jax.layer.trace import Trace, trace_shapes
-from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
+from gdn_jax.quant.kernel_layout import Q4Kernel, matrix, to_kernel
 from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.types import Array, Token
-from pallas_kernels import layer, q4_layout, tuning
-from pallas_kernels.kernels import float_gemv, middle
+from pallas_kernels import layer, tuning
+from pallas_kernels.kernels import middle
 from pallas_kernels.kernels.delta_rule import delta_rule_decode
 from pallas_kernels.place import Place
-
-
-def unavailable_reason(params: GDNParams) -> str | None:
-    """Why the kernels cannot read these weights; None when they can."""
-    for name in LARGE:
-        weight = getattr(params, name)
-        int4 = isinstance(weight, Q4Array | Q4Kernel)
-        reason = (q4_layout.shape_reason if int4 else float_gemv.unavailable_reason)(*weight.shape)
-        if reason:
-            return f"{name}: {reason}"
-    return float_gemv.unavailable_reason(*params.in_proj_b.shape)
 
 
 def backend_for(op: str, params: GDNParams, cfg: GDNConfig, backend: str | None) -> str:
@@ -41,13 +29,12 @@ def backend_for(op: str, params: GDNParams, cfg: GDNConfig, backend: str | None)
         UnknownNameError: no such backend.
         BackendUnavailableError: the named backend cannot run here, with the reason.
     """
-    if select_backend(op, cfg, backend=backend) == "xla":
-        return "xla"
-    reason = unavailable_reason(params)
-    if backend is not None and reason:
-        raise BackendUnavailableError(f"{op} on backend {backend!r}: {reason}; backend='xla' does")
-    laid_out = not any(isinstance(getattr(params, name), Q4Array) for name in LARGE)
-    return "pallas" if reason is None and (laid_out or backend) else "xla"
+    return choose(op, cfg, weights=matrices(params), backend=backend).backend
+
+
+def matrices(params: GDNParams) -> list[Matrix]:
+    """What a choice of backend asks about a layer's weights."""
+    return [matrix(name, getattr(params, name)) for name in (*LARGE, "in_proj_b", "in_proj_a")]
 
 
 def params_to_kernel(params: GDNParams) -> GDNParams:

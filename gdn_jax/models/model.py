@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdn_jax._core.backend import device_reason
 from gdn_jax.errors import GenerationError
 from gdn_jax.models.cache import ModelCache, check_room
 from gdn_jax.models.config import ModelConfig
@@ -24,7 +25,6 @@ from gdn_jax.models.loading.out_of_memory import explained
 from gdn_jax.models.params import ModelParams
 from gdn_jax.models.route import Route, weights_of
 from gdn_jax.types import Array
-from pallas_kernels import support
 
 ROOM = 256
 """A cache has room for a multiple of it, unless told otherwise: few sizes to compile for."""
@@ -198,7 +198,7 @@ class Model:
 
 def _laid_out(backend: str | None) -> bool:
     """Whether int4 is laid out for the kernels: where they run, unless it is not for them."""
-    return backend != "xla" and support.unavailable_reason() is None
+    return backend != "xla" and device_reason() is None
 
 
 def _array(where: str, name: str, ids: Any) -> np.ndarray:

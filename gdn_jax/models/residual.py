@@ -15,7 +15,6 @@ from jax import lax
 from gdn_jax.models.route import Route, products, sliced_product
 from gdn_jax.quant.project import Weight, rsqrt
 from gdn_jax.types import Array
-from pallas_kernels import support
 from pallas_kernels.kernels import residual_norm
 
 
@@ -54,7 +53,7 @@ def joined(parts: Array, residual: Array) -> Stream:
     """The stream with K slices of a product, left to the next norm where its kernel can run."""
     found = Partial(parts, residual)
     fits = residual_norm.unavailable_reason(residual.shape[-1]) is None
-    return found if fits and support.has_clusters() else whole(found)
+    return found if fits else whole(found)
 
 
 def added(h: Array, w: Weight, residual: Array, route: Route) -> Stream:

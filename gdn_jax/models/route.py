@@ -6,17 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdn_jax._core.backend import select_backend
-from gdn_jax.errors import BackendUnavailableError
-from gdn_jax.layer.pallas import backend_for
+from gdn_jax._core.backend import capability, choose, device_reason, select_backend
+from gdn_jax.layer.pallas import matrices
 from gdn_jax.layer.params import GDNParams
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams, ModelParams
-from gdn_jax.quant.kernel_layout import Q4Kernel
+from gdn_jax.quant.kernel_layout import Q4Kernel, matrix
 from gdn_jax.quant.project import Rounded, Weight, project
 from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.types import Array
-from pallas_kernels import joint, support
+from pallas_kernels import joint
 from pallas_kernels.kernels import float_gemv, q4_gemv
 from pallas_kernels.layer import is_int4
 
@@ -74,29 +73,24 @@ PLAIN = Route()
 
 def cudnn_reason(width: int, dtype: Any) -> str | None:
     """Why ``jax.nn.dot_product_attention`` cannot run on cuDNN here; None when it can."""
-    reason = support.unavailable_reason()
+    reason = device_reason()
     if reason:
         return reason
     if dtype != jnp.bfloat16:
         return f"keys are {jnp.dtype(dtype).name}; cuDNN's attention needs bfloat16"
-    capability = support.capability()
-    widest = max(w for since, w in CUDNN_WIDTHS.items() if capability >= since)
+    widest = max(w for since, w in CUDNN_WIDTHS.items() if capability() >= since)
     if width % 8 or width > widest:
         return f"heads are {width} wide; cuDNN's attention needs a multiple of 8 up to {widest}"
     return None
 
 
 def _backend(params: ModelParams, cfg: ModelConfig, backend: str | None) -> str:
-    op = "decode_step"
-    chosen = {
-        backend_for(op, block.mixer, cfg.gdn, backend)
-        for block in params.blocks
-        if isinstance(block.mixer, GDNParams)
-    }
-    reason = next(filter(None, map(kernel_reason, weights_of(params))), None)
-    if backend == "pallas" and reason:
-        raise BackendUnavailableError(f"{op} on backend {backend!r}: {reason}; backend='xla' does")
-    return "pallas" if chosen == {"pallas"} and reason is None else "xla"
+    weights = [matrix("a matrix of the model", w) for w in weights_of(params)]
+    for block in params.blocks:
+        if isinstance(block.mixer, GDNParams):
+            weights += matrices(block.mixer)
+    chosen = choose("decode_step", cfg.gdn, weights=weights, backend=backend, lays_out=False)
+    return chosen.backend
 
 
 def weights_of(params: ModelParams) -> list[Weight]:
@@ -108,15 +102,6 @@ def weights_of(params: ModelParams) -> list[Weight]:
             mixer = block.mixer
             found += [mixer.q_proj, mixer.k_proj, mixer.v_proj, mixer.o_proj]
     return found
-
-
-def kernel_reason(w: Weight) -> str | None:
-    """Why the kernels cannot multiply with ``w`` as it is; None when they can."""
-    if isinstance(w, Q4Array):
-        return "an int4 matrix is not laid out for the kernels (gdn_jax.to_kernel)"
-    if isinstance(w, Q4Kernel):
-        return q4_gemv.unavailable_reason(*w.shape)
-    return float_gemv.unavailable_reason(*w.shape)
 
 
 def products(x: Array, *weights: Weight, route: Route, rounded: bool = False) -> tuple[Array, ...]:

@@ -85,7 +85,7 @@ def _matrix(seed: Array, weight: Weight, held: str, kernel: bool) -> Array | Q4A
         unit = signed.astype(jnp.float32) * (math.sqrt(3) * std * 2.0**-31)
         return unit.astype({"f32": jnp.float32, "bf16": jnp.bfloat16}[held])
     size = int(np.float16(std / _RMS).view(np.uint16))
-    if kernel and q4_layout.shape_reason(N, K) is None:
+    if kernel and q4_layout.unavailable_reason(N, K) is None:
         words = _bits(seed, (N // q4_layout.TILE, K // q4_layout.TILE, *q4_layout.BLOCK))
         scales = (words & jnp.uint32(_SIGNS)) | jnp.uint32(size << 16 | size)
         last = lax.broadcasted_iota(jnp.int32, words.shape, 2) == q4_layout.BLOCK[0] - 1

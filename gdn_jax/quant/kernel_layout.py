@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gdn_jax._core.backend import Matrix
 from gdn_jax._core.checks import check_array
 from gdn_jax.errors import ShapeError
 from gdn_jax.quant.q4array import Q4Array, check_q4
@@ -49,7 +50,7 @@ def to_kernel(w: Q4Array) -> Q4Kernel:
         ShapeError: not a Q4Array, or N or K is not a multiple of 64.
     """
     check_q4("to_kernel", "w", w)
-    reason = q4_layout.shape_reason(*w.shape[-2:])
+    reason = q4_layout.unavailable_reason(*w.shape[-2:])
     if reason:
         raise ShapeError(f"to_kernel: {reason}")
     return Q4Kernel(q4_layout.pack(w.packed, w.scales))
@@ -58,6 +59,12 @@ def to_kernel(w: Q4Array) -> Q4Kernel:
 def from_kernel(w: Q4Kernel) -> Q4Array:
     """The exchange form of ``w``."""
     return Q4Array(*q4_layout.unpack(w.blocks))
+
+
+def matrix(name: str, w: Array | Q4Array | Q4Kernel) -> Matrix:
+    """What :func:`gdn_jax._core.backend.choose` asks about a weight [N, K]."""
+    int4 = isinstance(w, Q4Array | Q4Kernel)
+    return Matrix(name, w.shape, int4, not isinstance(w, Q4Array))
 
 
 def check_int4(where: str, name: str, w: Any, dims: Sequence[tuple[str, int | None]]) -> None:

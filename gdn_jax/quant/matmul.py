@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import custom_batching, lax
 
-from gdn_jax._core.backend import select_backend
+from gdn_jax._core.backend import choose
 from gdn_jax._core.checks import check_array
-from gdn_jax.errors import BackendUnavailableError, UnknownNameError
+from gdn_jax.errors import UnknownNameError
 from gdn_jax.quant import dense
-from gdn_jax.quant.kernel_layout import Q4Kernel, check_int4, from_kernel, to_kernel
+from gdn_jax.quant.kernel_layout import Q4Kernel, check_int4, from_kernel, matrix, to_kernel
 from gdn_jax.quant.q4array import GROUP, SHIFTS, WORDS, Q4Array, dequantize, unpack
 from gdn_jax.types import Array
 from pallas_kernels.kernels import q4_gemv
@@ -61,31 +61,19 @@ def q4_matmul(
         raise UnknownNameError(
             f"{op}: no activations {activations!r}; there are {', '.join(ACTIVATIONS)}"
         )
-    if _takes_kernel(w, activations, backend):
+    f32 = activations == "f32"
+    obstacle = None if f32 else f"the kernel takes activations 'f32', not {activations!r}"
+    chosen = choose(op, weights=[matrix("w", w)], backend=backend, obstacle=obstacle)
+    if chosen.backend == "pallas":
         blocks = (w if isinstance(w, Q4Kernel) else to_kernel(w)).blocks
         y = _gemv(x.reshape(-1, x.shape[-1]), blocks)
         return y.reshape(*x.shape[:-1], w.shape[0])
-    return matmul_f32(x, w) if activations == "f32" else matmul_q8(x, exchange_form(w))
+    return matmul_f32(x, w) if f32 else matmul_q8(x, exchange_form(w))
 
 
 def exchange_form(w: Q4Array | Q4Kernel) -> Q4Array:
     """``w`` itself, or the exchange form of the kernel's."""
     return from_kernel(w) if isinstance(w, Q4Kernel) else w
-
-
-def _takes_kernel(w: Q4Array | Q4Kernel, activations: str, backend: str | None) -> bool:
-    """Whether the chosen backend is the kernel; a named one that cannot run raises."""
-    op = "q4_matmul"
-    if select_backend(op, backend=backend) == "xla":
-        return False
-    reason = q4_gemv.unavailable_reason(*w.shape)
-    if activations != "f32":
-        reason = f"the kernel takes activations 'f32', not {activations!r}"
-    if backend is None:
-        return reason is None and isinstance(w, Q4Kernel)
-    if reason:
-        raise BackendUnavailableError(f"{op} on backend {backend!r}: {reason}; backend='xla' does")
-    return True
 
 
 @custom_batching.sequential_vmap

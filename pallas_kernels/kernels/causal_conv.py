@@ -14,11 +14,20 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels import tuning
 from pallas_kernels.jobs import Job, launch
 from pallas_kernels.mosaic.layouts import channels, load, silu, taps_of
+from pallas_kernels.support import size_reason
 
 CHUNK = 16
 """Tokens of a CTA."""
+
+
+def unavailable_reason(W: int | None, C: int | None) -> str | None:
+    """Why the kernel cannot take W taps of C channels; None when it can, or might."""
+    if C is not None and C % tuning.CHANNELS:
+        return f"C is {C}, the kernel needs a multiple of {tuning.CHANNELS}"
+    return size_reason("W", W, tuning.CONV_WIDTHS)
 
 
 @functools.partial(jax.jit, static_argnames="interpret")

@@ -36,7 +36,15 @@ from pallas_kernels.mosaic.tensor_cores import (
     shared,
     split,
 )
-from pallas_kernels.tuning import CHUNK
+from pallas_kernels.support import size_reason
+from pallas_kernels.tuning import CHUNK, HEAD_DIMS
+
+
+def unavailable_reason(K: int | None, chunk: int | None) -> str | None:
+    """Why the kernel cannot take such keys and chunks; None when it can, or might."""
+    if chunk is not None and chunk != CHUNK:
+        return f"chunks of {chunk} tokens, the kernel needs {CHUNK}"
+    return size_reason("K", K, HEAD_DIMS)
 
 
 def inside(

@@ -33,12 +33,18 @@ from pallas_kernels.mosaic.tensor_cores import (
     shared,
     split,
 )
-from pallas_kernels.tuning import CHUNK
+from pallas_kernels.support import size_reason
+from pallas_kernels.tuning import CHUNK, HEAD_DIMS
 
 COLUMNS = 64
 """Columns of a head's state that a CTA owns."""
 GATES = 5
 """Rows of the gates: G, beta, exp(G), exp(G[last] - G), and what G lacks by rounding."""
+
+
+def unavailable_reason(K: int | None, V: int | None) -> str | None:
+    """Why the kernel cannot take heads [K, V]; None when it can, or might."""
+    return size_reason("K", K, HEAD_DIMS) or size_reason("V", V, HEAD_DIMS)
 
 
 class Chunks(NamedTuple):

@@ -27,6 +27,14 @@ from pallas_kernels import tuning
 from pallas_kernels.mosaic.layouts import columns, load
 from pallas_kernels.mosaic.mlir import barrier
 from pallas_kernels.place import settled
+from pallas_kernels.support import size_reason
+
+
+def unavailable_reason(K: int | None, V: int | None, tokens: int | None) -> str | None:
+    """Why the kernel cannot take heads [K, V] and so many tokens; None when it can, or might."""
+    if tokens is not None and tokens > tuning.MAX_TOKENS:
+        return f"T is {tokens}, the kernel takes at most {tuning.MAX_TOKENS} tokens"
+    return size_reason("K", K, tuning.HEAD_DIMS) or size_reason("V", V, tuning.HEAD_DIMS)
 
 
 def _body(

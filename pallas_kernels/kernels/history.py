@@ -14,9 +14,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels import tuning
 from pallas_kernels.jobs import Job
 from pallas_kernels.mosaic.layouts import channels, load, taps_of
 from pallas_kernels.place import Place, Row
+from pallas_kernels.support import size_reason
+
+
+def unavailable_reason(W: int | None) -> str | None:
+    """Why the kernel cannot take W taps; None when it can, or might."""
+    return size_reason("W", W, tuning.CONV_WIDTHS)
 
 
 def job(hist: Any, weight: jax.Array, place: Place, B: int) -> Job:

@@ -27,10 +27,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels import tuning
 from pallas_kernels.mosaic import cluster
 from pallas_kernels.mosaic.layouts import channels, columns, load, rsqrt, silu, softplus
 from pallas_kernels.mosaic.mlir import barrier
 from pallas_kernels.place import Place, Row
+from pallas_kernels.support import size_reason
 
 QK_NORM_EPS = 1e-6
 
@@ -68,6 +70,11 @@ class Heads(NamedTuple):
 
 READ_BACK = ("XC", "Z", "B", "A", "BETA", "G", "XCV", "Q", "K", "ON")
 """What ``trace`` reads out, named as in gdn_jax.Trace."""
+
+
+def unavailable_reason(K: int | None, V: int | None) -> str | None:
+    """Why the kernel cannot take heads [K, V]; None when it can, or might."""
+    return size_reason("K", K, tuning.HEAD_DIMS) or size_reason("V", V, tuning.HEAD_DIMS)
 
 
 def middle(

@@ -37,12 +37,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import jobs, tuning
 from pallas_kernels.mosaic import q4_fragments
 from pallas_kernels.mosaic.q4_fragments import Share
-from pallas_kernels.q4_layout import BLOCK, TILE, shape_reason
-
-
-def unavailable_reason(N: int, K: int) -> str | None:
-    """Why the kernel cannot multiply weights [N, K]; None when it can."""
-    return shape_reason(N, K)
+from pallas_kernels.q4_layout import BLOCK, TILE
 
 
 def job(x: jax.Array, *weights: jax.Array, plan: tuning.Q4Plan | None = None) -> jobs.Job:

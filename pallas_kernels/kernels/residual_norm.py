@@ -19,14 +19,19 @@ from pallas_kernels import tuning
 from pallas_kernels.mosaic import cluster
 from pallas_kernels.mosaic.layouts import channels, in_every_warp, load, rsqrt
 from pallas_kernels.mosaic.mlir import barrier
+from pallas_kernels.support import has_clusters
 
 PIECE = 128
 """Columns that a CTA takes at once, one a thread; D is a multiple of it."""
 
 
 def unavailable_reason(D: int) -> str | None:
-    """Why the kernel cannot take rows of D columns; None when it can."""
-    return None if D % PIECE == 0 else f"rows have {D} columns; the kernel needs a multiple of 128"
+    """Why the kernel cannot take rows of D columns here; None when it can."""
+    if D % PIECE:
+        return f"rows have {D} columns; the kernel needs a multiple of {PIECE}"
+    if tuning.norm_ctas(D // PIECE) > 1 and not has_clusters():
+        return f"rows have {D} columns; the kernel needs a device with thread-block clusters"
+    return None
 
 
 @functools.partial(jax.jit, static_argnames=("eps", "size", "interpret"))

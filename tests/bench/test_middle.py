@@ -22,7 +22,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     run = functools.partial(kernel, interpret=plgpu.InterpretGPUParams())
     monkeypatch.setattr(pallas_kernels.kernels.middle, "middle", run)
     monkeypatch.setattr(pallas_kernels.support, "has_clusters", lambda: False)
-    monkeypatch.setattr(middle, "unavailable_reason", lambda *_: None)
+    monkeypatch.setattr(middle, "select_backend", lambda *_, **__: "pallas")
 
 
 def test_the_kernel_passes_its_check_and_a_wrong_one_does_not(

@@ -14,14 +14,14 @@ from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from gdn_jax import GDNConfig, oracle
-from gdn_jax._core.backend import unavailable_reason
+from gdn_jax._core.backend import select_backend
 from pallas_kernels import tuning
 from pallas_kernels.jobs import launch
 from pallas_kernels.kernels import history, middle
 from pallas_kernels.place import Place
 from tests.support.tools import OP, assert_close, assert_same_bits
 
-COMPILED = unavailable_reason(OP, None, "pallas") is None
+COMPILED = select_backend(OP) == "pallas"
 INTERPRET = None if COMPILED else plgpu.InterpretGPUParams(detect_races=True)
 CASES = {
     "three_values_a_key": (GDNConfig(1, 2, 6, 64, 128), 3),

@@ -171,7 +171,7 @@ def test_the_kernels_form_is_a_weight_like_any_other():
 def test_what_has_no_kernels_form_says_why():
     for N, K in ((96, 64), (64, 96)):
         reason = f"weights are [{N}, {K}]; the int4 kernel needs N and K to be multiples of 64"
-        assert q4_gemv.unavailable_reason(N, K) == reason
+        assert q4_layout.unavailable_reason(N, K) == reason
         with pytest.raises(gdn.ShapeError, match="multiples of 64"):
             to_kernel(draw(0, N, K))
     with pytest.raises(gdn.ShapeError, match=r"needed \[.., K=64\]"):

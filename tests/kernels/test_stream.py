@@ -7,11 +7,11 @@ import pytest
 from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from gdn_jax._core.backend import unavailable_reason as backend_reason
+from gdn_jax._core.backend import select_backend
 from pallas_kernels.kernels import stream
 from tests.support.tools import OP
 
-COMPILED = backend_reason(OP, None, "pallas") is None
+COMPILED = select_backend(OP) == "pallas"
 INTERPRET = None if COMPILED else plgpu.InterpretGPUParams(detect_races=True)
 
 

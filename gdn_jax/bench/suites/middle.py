@@ -12,11 +12,10 @@ import numpy as np
 import pallas_kernels.kernels.middle
 import pallas_kernels.support
 from gdn_jax import oracle
-from gdn_jax._core.backend import unavailable_reason
+from gdn_jax._core.backend import select_backend
 from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for, walked
 from gdn_jax.bench.suites import delta
 from gdn_jax.config import GDNConfig
-from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.report.metrics import distance, unequal
 from pallas_kernels import tuning
 from pallas_kernels.kernels.middle import Heads, Projected, Small
@@ -72,9 +71,7 @@ def exact(cfg: GDNConfig, drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _make(cfg: GDNConfig, batch: int, layers: int, rounds: int) -> Prepared:
-    reason = unavailable_reason("decode_step", cfg, "pallas")
-    if reason:
-        raise BackendUnavailableError(reason)
+    select_backend("decode_step", cfg, backend="pallas")
     drawn = draw(cfg, batch)
     x = {name: jnp.asarray(value) for name, value in drawn.items()}
     pre = jnp.sum(x["hist"] * x["conv"].T[None, :-1], axis=1)

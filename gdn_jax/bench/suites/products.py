@@ -11,16 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gdn_jax._core.backend import unavailable_reason
+from gdn_jax._core.backend import Matrix, choose
 from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
-from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.quant import dense
 from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
 from gdn_jax.quant.matmul import q4_matmul
 from gdn_jax.quant.q4array import GROUP, SHIFTS, Q4Array
 from gdn_jax.report.metrics import distance, unequal
-from pallas_kernels.kernels import float_gemv, q4_gemv, stream
+from pallas_kernels.kernels import float_gemv, stream
 
 Product = Callable[[jax.Array, Any], jax.Array]
 
@@ -67,12 +66,9 @@ def _subject(
 
     def make() -> Prepared:
         packed = backend == "pallas" and kernel in _INT4
-        shape_reason = (q4_gemv if packed else float_gemv).unavailable_reason(N, K)
-        if kernel == "stream":
-            shape_reason = shape_reason or stream.unavailable_reason(nbytes // 4)
-        reason = unavailable_reason("q4_matmul", None, backend)
-        if backend == "pallas" and (reason := reason or shape_reason):
-            raise BackendUnavailableError(reason)
+        obstacle = stream.unavailable_reason(nbytes // 4) if kernel == "stream" else None
+        weight = Matrix("w", (N, K), int4=packed)
+        choose("q4_matmul", weights=[weight], backend=backend, obstacle=obstacle)
         x = jnp.asarray(draw_rows(rows, K)[:batch])
         drawn = (draw(kernel, N, K, link) for link in range(links))
         weights = [jax.jit(to_kernel)(w) if packed else w for w in drawn]

@@ -22,7 +22,7 @@ def to_kernel(params: ModelParams) -> ModelParams:
 
 
 def _moved(weight: Any) -> Any:
-    if not isinstance(weight, Q4Array) or q4_layout.shape_reason(*weight.shape):
+    if not isinstance(weight, Q4Array) or q4_layout.unavailable_reason(*weight.shape):
         return weight
     laid_out = jax.block_until_ready(kernel_layout.to_kernel(weight))
     for x in (weight.packed, weight.scales):

@@ -55,7 +55,7 @@ def to_device(
         CheckpointError: a value that is not finite.
         QuantizationError: a scale beyond float16.
     """
-    if held == "q4" and kernel and q4_layout.shape_reason(*shape) is None:
+    if held == "q4" and kernel and q4_layout.unavailable_reason(*shape) is None:
         out, put = _laid_out(stored, shape)
     elif held == "q4":
         out, put = _exchanged(stored, shape)
