@@ -60,6 +60,7 @@ from gdn_jax.serving.files import load_pool as load_pool
 from gdn_jax.serving.files import save_pool as save_pool
 from gdn_jax.serving.pool import StatePool as StatePool
 from gdn_jax.serving.prefix import Checkpoint as Checkpoint
+from gdn_jax.serving.prefix import PrefixState as PrefixState
 from gdn_jax.serving.prefix import PrefixStates as PrefixStates
 from gdn_jax.serving.shared import SharedPool as SharedPool
 

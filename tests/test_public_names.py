@@ -27,6 +27,7 @@ PUBLIC = [
     "OracleError",
     "PoolFullError",
     "PoolKeyError",
+    "PrefixState",
     "PrefixStates",
     "Q4Array",
     "Q4Kernel",

@@ -2,28 +2,29 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdn_jax._core.checks import check_config
+from gdn_jax._core.checks import FLOATS, Dims, check_array, check_config
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
-from gdn_jax.layer.compose import checked_backend, decode_step, forward, scan_tokens
-from gdn_jax.layer.pallas import KernelLayer, params_to_kernel
+from gdn_jax.layer.compose import decode_step, forward, scan_tokens
+from gdn_jax.layer.pallas import KernelLayer, backend_for, params_to_kernel
 from gdn_jax.layer.params import LARGE, SMALL, GDNParams, check_params
 from gdn_jax.layer.state import GDNState, check_state, zeros
 from gdn_jax.quant.q4_pool import Q4Pool
-from gdn_jax.serving.resident import Slot
-from gdn_jax.serving.slot_steps import SlotSteps
-from gdn_jax.types import Token, Tokens
+from gdn_jax.serving.drafts import DraftRecord, planned
+from gdn_jax.serving.pool import StatePool, check_pool
+from gdn_jax.serving.resident import ResidentLayer
+from gdn_jax.serving.rows import draft_rows, step_rows
+from gdn_jax.types import Array, Token, Tokens
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class LayerBank(SlotSteps):
+class LayerBank:
     """The resident weights of a stack of ``num_layers`` layers of one shape; an immutable pytree.
 
     Every change returns a new bank that shares its arrays with the old one, so a refused change
@@ -39,22 +40,22 @@ class LayerBank(SlotSteps):
         ShapeError: ``cfg`` is not a GDNConfig or ``num_layers`` not a positive integer.
     """
 
-    cfg: GDNConfig
-    num_layers: int
-    slots: tuple[Slot, ...] = dataclasses.field(default=(), repr=False)
+    cfg: GDNConfig = dataclasses.field(metadata={"static": True})
+    num_layers: int = dataclasses.field(metadata={"static": True})
+    layers: tuple[ResidentLayer, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         check_config("LayerBank", self.cfg)
         if type(self.num_layers) is not int or self.num_layers < 1:
             found = self.num_layers
             raise ShapeError(f"LayerBank: num_layers is {found!r}; needed a positive integer")
-        if not self.slots:
-            object.__setattr__(self, "slots", (Slot(),) * self.num_layers)
+        if not self.layers:
+            object.__setattr__(self, "layers", (ResidentLayer(),) * self.num_layers)
 
     @property
     def resident(self) -> tuple[int, ...]:
         """The layers that can be stepped."""
-        return tuple(i for i, slot in enumerate(self.slots) if slot.resident)
+        return tuple(i for i, layer in enumerate(self.layers) if layer.resident)
 
     def preload(self, layer: int, params: GDNParams) -> "LayerBank":
         """A bank in which ``layer`` holds these nine weights, moved to the default device.
@@ -66,7 +67,7 @@ class LayerBank(SlotSteps):
         where = "LayerBank.preload"
         self._check_layer(where, layer)
         check_params(where, params, self.cfg)
-        return self._with(layer, self.slots[layer].loaded(where, layer, params))
+        return self._with(layer, self.layers[layer].loaded(where, layer, params))
 
     def preload_small(self, layer: int, params: GDNParams) -> "LayerBank":
         """A bank in which ``layer`` holds the six small tensors; the large ones may be None.
@@ -77,7 +78,7 @@ class LayerBank(SlotSteps):
         where = "LayerBank.preload_small"
         self._check_layer(where, layer)
         check_params(where, params, self.cfg, SMALL)
-        return self._with(layer, self.slots[layer].with_small(params))
+        return self._with(layer, self.layers[layer].with_small(params))
 
     def bind_q4(self, layer: int, pool: Q4Pool, *, qkv: str, z: str, out: str) -> "LayerBank":
         """A bank in which ``layer`` takes its projections from a pool: all three or none.
@@ -93,7 +94,7 @@ class LayerBank(SlotSteps):
         if not isinstance(pool, Q4Pool):
             raise ShapeError(f"{where}: pool is a {type(pool).__name__}; needed gdn_jax.Q4Pool")
         keys: dict[str, str] = dict(zip(LARGE, (qkv, z, out), strict=True))
-        return self._with(layer, self.slots[layer].bound(where, layer, pool, keys, self.cfg))
+        return self._with(layer, self.layers[layer].bound(where, layer, pool, keys, self.cfg))
 
     def release(self, layer: int) -> "LayerBank":
         """A bank in which ``layer`` holds nothing and is bound to nothing.
@@ -102,7 +103,7 @@ class LayerBank(SlotSteps):
             ShapeError: no such layer.
         """
         self._check_layer("LayerBank.release", layer)
-        return self._with(layer, Slot())
+        return self._with(layer, ResidentLayer())
 
     def init_state(self, batch: int = 1) -> GDNState:
         """Zeros for the whole stack: S [L, B, HV, K, V], conv_hist [L, B, W-1, C], float32."""
@@ -126,11 +127,14 @@ class LayerBank(SlotSteps):
                 its int4 pool was cleared or rebuilt since it was bound.
             ShapeError: an argument of the wrong shape, rank or dtype, or no such layer.
         """
-        params, part = self._ready("LayerBank.step", state, layer)
-        if checked_backend("decode_step", params, part, x, self.cfg, backend) == "pallas":
+        where = "LayerBank.step"
+        params = self._params(where, layer)
+        check_state(where, state, self.cfg, layers=self.num_layers)
+        check_array(where, "x", x, self._token(state.S.shape[1]), FLOATS)
+        if backend_for("decode_step", params, self.cfg, backend) == "pallas":
             y, state, _ = KernelLayer(params, self.cfg).step(state, layer, x)
             return y, state
-        y, part, _ = forward(params, part, x, self.cfg)
+        y, part, _ = forward(params, _part(state, layer), x, self.cfg)
         return y, _write(state, layer, part)
 
     def decode(
@@ -140,11 +144,14 @@ class LayerBank(SlotSteps):
 
         Traceable; errors as :meth:`step`.
         """
-        params, part = self._ready("LayerBank.decode", state, layer)
-        chosen = checked_backend("decode", params, part, xs, self.cfg, backend, many=True)
-        if chosen == "pallas":
+        where = "LayerBank.decode"
+        params = self._params(where, layer)
+        check_state(where, state, self.cfg, layers=self.num_layers)
+        self._check_tokens(where, xs, state.S.shape[1])
+        if backend_for("decode", params, self.cfg, backend) == "pallas":
             kernels = KernelLayer(params, self.cfg)
             return scan_tokens(lambda state, x: kernels.step(state, layer, x), state, xs)
+        part = _part(state, layer)
         ys, part = scan_tokens(lambda part, x: forward(params, part, x, self.cfg), part, xs)
         return ys, _write(state, layer, part)
 
@@ -159,10 +166,13 @@ class LayerBank(SlotSteps):
         Errors as :meth:`step`.
         """
         where = "LayerBank.decode_host"
-        params, part = self._ready(where, state, layer)
+        params = self._params(where, layer)
+        check_state(where, state, self.cfg, layers=self.num_layers)
         if not isinstance(xs, np.ndarray):
             raise ShapeError(f"{where}: xs is a {type(xs).__name__}; needed a numpy array")
-        chosen = checked_backend("decode", params, part, xs, self.cfg, backend, many=True)
+        self._check_tokens(where, xs, state.S.shape[1])
+        chosen = backend_for("decode", params, self.cfg, backend)
+        part = _part(state, layer)
         if chosen == "pallas":
             params = params_to_kernel(params)
         ys = np.empty_like(xs)
@@ -171,25 +181,132 @@ class LayerBank(SlotSteps):
             ys[:, t] = np.asarray(y)
         return ys, _write(state, layer, part)
 
-    def _with(self, layer: int, slot: Slot) -> "LayerBank":
-        slots = (*self.slots[:layer], slot, *self.slots[layer + 1 :])
-        return dataclasses.replace(self, slots=slots)
+    def step_slots(
+        self,
+        pool: StatePool,
+        layer: int,
+        x: Token,
+        slots: Array,
+        *,
+        write_slots: Array | None = None,
+        backend: str | None = None,
+    ) -> tuple[Token, StatePool]:
+        """One token of one layer for B sequences of a pool: row b is in slot ``slots[b]``.
 
-    def _ready(self, where: str, state: GDNState, layer: int) -> tuple[GDNParams, GDNState]:
+        A row of slot -1, to read or to write, is idle: it reads and writes nothing and its output
+        is zero. What the others give does not depend on it. Traceable; jit it with the pool donated
+        for an update in place. A row's bits depend on B and the backend, not on what the other rows
+        hold; a batch of its own gives it within 1e-6.
+
+        Args:
+            pool: of this bank's configuration and number of layers.
+            layer: of the stack.
+            x: [B, D] float32.
+            slots: int32 [B], the slots whose states are read.
+            write_slots: int32 [B], where the new states go; ``slots`` by default. A prefix is read
+                without being changed by writing elsewhere. No slot may be written twice.
+            backend: as for :func:`gdn_jax.decode_step`.
+
+        Raises:
+            LayerNotResidentError: as :meth:`step`.
+            ShapeError: an argument of the wrong shape, rank or dtype, or another pool.
+            SlotError: a slot that is out of range, written twice or not in use, unless traced.
+        """
+        params, rows, chosen = self.ready_to_step(pool, layer, x, slots, write_slots, backend)
+        states = GDNState(pool.S, pool.conv_hist)
+        y, states = step_rows(params, states, layer, x, rows, self.cfg, chosen)
+        return y, dataclasses.replace(pool, **vars(states))
+
+    def ready_to_step(
+        self,
+        pool: StatePool,
+        layer: int,
+        x: Token,
+        slots: Array,
+        write_slots: Array | None,
+        backend: str | None,
+    ) -> tuple[GDNParams, tuple[Array, Array], str]:
+        """Weights, slots read and written, and backend, after the checks of :meth:`step_slots`."""
+        where = "LayerBank.step_slots"
+        params = self._params(where, layer)
+        check_pool(where, pool, self.cfg, self.num_layers)
+        check_array(where, "x", x, self._token(), FLOATS)
+        B, apart = len(x), write_slots is not None
+        read = pool.table.check_rows(where, "slots", slots, B, repeats=apart)
+        write = pool.table.check_rows(where, "write_slots", write_slots, B) if apart else read
+        chosen = backend_for("decode_step", params, self.cfg, backend)
+        return params, (read, write), chosen
+
+    def draft_slots(
+        self,
+        pool: StatePool,
+        layer: int,
+        xs: Tokens,
+        slots: Array,
+        *,
+        lengths: Array | None = None,
+        parents: Array | None = None,
+        scheme: str = "snapshot",
+        backend: str | None = None,
+    ) -> tuple[Tokens, DraftRecord]:
+        """Up to Td draft tokens a row, xs [B, Td, D], from the slots of a pool that is not changed.
+
+        ``pool.commit({layer: record}, slots, accepted)`` moves the slots on to what was accepted,
+        exactly as decoding those tokens one by one would have: bit for bit on one backend.
+
+        Args:
+            pool, layer, slots, backend: as for :meth:`step_slots`; a slot may be read twice.
+            xs: inputs; tokens beyond a row's length give zeros and cannot be accepted.
+            lengths: int32 [B], 0 to Td; all by default.
+            parents: int32 [B, Td] for a tree: the token that token t continues, before it in
+                order, or -1 for the slot's own state; a chain by default.
+            scheme: "snapshot" or "replay", see :mod:`gdn_jax.serving.drafts`.
+
+        Returns:
+            ys [B, Td, D], and what a commit needs.
+
+        Raises:
+            LayerNotResidentError, ShapeError, SlotError: as :meth:`step_slots`.
+            UnknownNameError: no such scheme.
+        """
+        where = "LayerBank.draft_slots"
+        params = self._params(where, layer)
+        check_pool(where, pool, self.cfg, self.num_layers)
+        self._check_tokens(where, xs)
+        B, Td = xs.shape[:2]
+        rows = pool.table.check_rows(where, "slots", slots, B, repeats=True)
+        plan = planned(where, B, Td, lengths, parents, scheme)
+        chosen = backend_for("decode", params, self.cfg, backend)
+        states = GDNState(pool.S, pool.conv_hist)
+        return draft_rows(params, states, layer, xs, rows, plan, self.cfg, chosen)
+
+    def _with(self, layer: int, held: ResidentLayer) -> "LayerBank":
+        layers = (*self.layers[:layer], held, *self.layers[layer + 1 :])
+        return dataclasses.replace(self, layers=layers)
+
+    def _check_layer(self, where: str, layer: int) -> None:
+        if type(layer) is not int or not 0 <= layer < self.num_layers:
+            raise ShapeError(f"{where}: layer is {layer!r}; needed 0 to {self.num_layers - 1}")
+
+    def _params(self, where: str, layer: int) -> GDNParams:
+        """The weights of a layer, all resident and of its sizes."""
         self._check_layer(where, layer)
-        params = self.slots[layer].params(where, layer)
-        check_state(where, state, self.cfg, layers=self.num_layers)
-        return params, jax.tree.map(lambda x: x[layer], state)
+        params = self.layers[layer].params(where, layer)
+        check_params(where, params, self.cfg)
+        return params
 
-    def tree_flatten(self) -> tuple[list[Any], tuple[Any, ...]]:
-        arrays = [(slot.small, slot.projections) for slot in self.slots]
-        return arrays, (self.cfg, self.num_layers, tuple(slot.stale for slot in self.slots))
+    def _token(self, B: int | None = None) -> Dims:
+        return [("B", B), ("D", self.cfg.d_model)]
 
-    @classmethod
-    def tree_unflatten(cls, aux: tuple[Any, ...], children: list[Any]) -> "LayerBank":
-        cfg, num_layers, stale = aux
-        slots = tuple(Slot(*arrays, lost=s) for arrays, s in zip(children, stale, strict=True))
-        return cls(cfg, num_layers, slots)
+    def _check_tokens(self, where: str, xs: Array | np.ndarray, B: int | None = None) -> None:
+        rows, width = self._token(B)
+        check_array(where, "xs", xs, [rows, ("T", None), width], FLOATS)
+        if xs.shape[1] == 0:
+            raise ShapeError(f"{where}: xs has shape {xs.shape}; needed at least one token, T >= 1")
+
+
+def _part(state: GDNState, layer: int) -> GDNState:
+    return jax.tree.map(lambda x: x[layer], state)
 
 
 def _write(state: GDNState, layer: int, part: GDNState) -> GDNState:

@@ -37,6 +37,21 @@ SCHEMES = ("snapshot", "replay")
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a draft of Td tokens for B rows runs, and what it keeps.
+
+    ``lengths`` int32 [B], ``parents`` int32 [B, Td]; ``chain`` where every parent is the token
+    before, so that no state but the last is needed again; ``scheme`` one of :data:`SCHEMES`.
+    """
+
+    lengths: Array
+    parents: Array
+    chain: bool = dataclasses.field(metadata={"static": True})
+    scheme: str = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class DraftRecord:
     """What one layer keeps of a draft of Td tokens for B rows; a pytree.
 
@@ -59,12 +74,10 @@ class DraftRecord:
         return sum(x.nbytes for x in jax.tree.leaves(self))
 
 
-def check_draft(
-    where: str, B: int, Td: int, lengths: Any, parents: Any, scheme: str
-) -> tuple[Array, Array, bool]:
-    """Lengths int32 [B], parents int32 [B, Td], and whether the draft is a chain.
+def planned(where: str, B: int, Td: int, lengths: Any, parents: Any, scheme: str) -> Plan:
+    """The plan of a draft, checked; values are looked at unless traced.
 
-    Values are looked at where they are there, not under a trace.
+    ``lengths`` None is every token, ``parents`` None a chain.
 
     Raises:
         UnknownNameError: no such scheme.
@@ -73,8 +86,6 @@ def check_draft(
     """
     if scheme not in SCHEMES:
         raise UnknownNameError(f"{where}: no scheme {scheme!r}; there are {', '.join(SCHEMES)}")
-    if Td == 0:
-        raise ShapeError(f"{where}: xs has no token; needed at least one, Td >= 1")
     chain = parents is None
     lengths = jnp.full(B, Td, jnp.int32) if lengths is None else lengths
     parents = np.broadcast_to(np.arange(-1, Td - 1, dtype=np.int32), (B, Td)) if chain else parents
@@ -82,7 +93,7 @@ def check_draft(
     check_array(where, "parents", parents, [("B", B), ("Td", Td)], [jnp.int32])
     if not isinstance(parents, Tracer) and not within(parents, -1, np.arange(Td) - 1):
         raise ShapeError(f"{where}: a parent is no earlier token; needed -1 <= parents[:, t] < t")
-    return jnp.asarray(lengths), jnp.asarray(parents), chain
+    return Plan(jnp.asarray(lengths), jnp.asarray(parents), chain, scheme)
 
 
 def within(x: Any, low: Any, high: Any) -> bool:
@@ -92,16 +103,7 @@ def within(x: Any, low: Any, high: Any) -> bool:
 
 
 def draft(
-    step: Step,
-    state: GDNState,
-    xs: Tokens,
-    cfg: GDNConfig,
-    *,
-    lengths: Array,
-    parents: Array,
-    chain: bool,
-    scheme: str,
-    backend: str,
+    step: Step, state: GDNState, xs: Tokens, plan: Plan, cfg: GDNConfig, backend: str
 ) -> tuple[Tokens, DraftRecord]:
     """Run a draft xs [B, Td, D] from the rows of ``state``, which is not changed.
 
@@ -111,9 +113,9 @@ def draft(
         step: one token of the layer with every operator read back, on ``backend``.
         state: S [B, HV, K, V], conv_hist [B, W-1, C].
         xs: inputs, in an order in which parents come first.
+        plan: of :func:`planned`.
         cfg: the layer's sizes.
-        lengths, parents, chain: of :func:`check_draft`.
-        scheme: "snapshot" or "replay".
+        backend: that of ``step``.
 
     Returns:
         ys [B, Td, D] and the record.
@@ -124,18 +126,21 @@ def draft(
 
     def token(carry: Any, operands: tuple[Array, Array, Array]) -> tuple[Any, Any]:
         x, parent, t = operands
-        before = carry if chain else jax.tree.map(lambda x: _at_node(x, parent + 1), carry)
+        before = carry if plan.chain else jax.tree.map(lambda x: _at_node(x, parent + 1), carry)
         y, after, trace = step(before, x)
         _, _, v = steps.split_heads(trace["XCV"], cfg)
         used = (trace["Q"], trace["K"], v, trace["G"], trace["BETA"])
-        carry = after if chain else jax.tree.map(lambda x, new: x.at[t + 1].set(new), carry, after)
-        kept = (after.S, None) if scheme == "snapshot" else (None, used)
-        return carry, (jnp.where((t < lengths)[:, None], y, 0), *kept, trace["XC"])
+        if not plan.chain:
+            carry = jax.tree.map(lambda x, new: x.at[t + 1].set(new), carry, after)
+        kept = (after.S, None) if plan.scheme == "snapshot" else (None, used)
+        y = jnp.where((t < plan.lengths)[:, None], y, 0)
+        return after if plan.chain else carry, (y, *kept, trace["XC"])
 
-    tokens = (jnp.swapaxes(xs, 0, 1), jnp.swapaxes(parents, 0, 1), jnp.arange(Td))
+    tokens = (jnp.swapaxes(xs, 0, 1), jnp.swapaxes(plan.parents, 0, 1), jnp.arange(Td))
     with jax.named_scope("draft"):
-        _, (ys, S, used, frames) = lax.scan(token, state if chain else nodes, tokens)
-    return jnp.swapaxes(ys, 0, 1), DraftRecord(S, used, frames, parents, lengths, backend)
+        _, (ys, S, used, frames) = lax.scan(token, state if plan.chain else nodes, tokens)
+    record = DraftRecord(S, used, frames, plan.parents, plan.lengths, backend)
+    return jnp.swapaxes(ys, 0, 1), record
 
 
 def committed(record: DraftRecord, state: GDNState, accepted: Array) -> GDNState:

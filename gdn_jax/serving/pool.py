@@ -8,25 +8,23 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from gdn_jax._core.checks import check_array, check_config
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, SlotError
 from gdn_jax.layer.state import GDNState, zeros
-from gdn_jax.serving.device import JITTED, copy_slots, padded, reset_slots
+from gdn_jax.serving import transfer
+from gdn_jax.serving.device import JITTED, copy_slots, padded, read_slot, reset_slots, write_slots
 from gdn_jax.serving.drafts import DraftRecord
+from gdn_jax.serving.prefix import PrefixState
 from gdn_jax.serving.rows import check_commit, commit_rows
 from gdn_jax.serving.table import Slots, SlotTable, as_slots
-from gdn_jax.serving.transfer import SlotContents, pool_dims
 from gdn_jax.types import Array
-
-jax.tree_util.register_dataclass(SlotTable, ["generation", "turn"], [])
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class StatePool(SlotContents):
+class StatePool:
     """``S`` float32 [L, N, HV, K, V] and ``conv_hist`` float32 [L, N, W-1, C] for N sequences.
 
     An immutable pytree: every method returns a new pool, and one that raises leaves the old pool
@@ -73,6 +71,11 @@ class StatePool(SlotContents):
         return cls(cfg, state.S, state.conv_hist, SlotTable.create(num_slots))
 
     @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.S.shape[0]
+
+    @property
     def num_slots(self) -> int:
         """N."""
         return self.S.shape[1]
@@ -90,12 +93,12 @@ class StatePool(SlotContents):
     @property
     def used(self) -> np.ndarray:
         """The slots in use, int32, ascending."""
-        return np.flatnonzero(self._table("StatePool.used").used).astype(np.int32)
+        return np.flatnonzero(self.table.on_host("StatePool.used").used).astype(np.int32)
 
     def generation(self, slots: Slots) -> np.ndarray:
         """Int32 [n]: numbers that differ between two owners of one slot; see :meth:`check`."""
         where = "StatePool.generation"
-        return self._table(where).generation[self._checked(where, "slots", slots)]
+        return self.table.on_host(where).generation[self.table.checked(where, "slots", slots)]
 
     def check(self, slots: Slots, *, generation: np.ndarray | None = None) -> None:
         """Do nothing if every slot is in use and, where given, still of that ``generation`` [n].
@@ -110,7 +113,7 @@ class StatePool(SlotContents):
             if generation.shape != ids.shape:
                 found = f"generation has shape {generation.shape}"
                 raise SlotError(f"{where}: {found}; needed {ids.shape}, as slots")
-        self._table(where).check(where, "slots", ids, generation=generation)
+        self.table.on_host(where).check(where, "slots", ids, generation=generation)
 
     def alloc(self, n: int, *, donate: bool = False) -> tuple[Self, Array]:
         """Hand out ``n`` slots, int32 [n], zeroed in every layer whatever they held.
@@ -120,7 +123,7 @@ class StatePool(SlotContents):
             PoolFullError: fewer than ``n`` slots are free.
         """
         where = "StatePool.alloc"
-        table, slots = self._table(where).alloc(where, n)
+        table, slots = self.table.on_host(where).alloc(where, n)
         return self._run(reset_slots, donate, padded(slots), table=table), jnp.asarray(slots)
 
     def free(self, slots: Slots) -> Self:
@@ -130,7 +133,7 @@ class StatePool(SlotContents):
             SlotError: a slot out of range, named twice, or not in use (double free).
         """
         where = "StatePool.free"
-        table = self._table(where).free(where, as_slots(where, "slots", slots))
+        table = self.table.on_host(where).free(where, as_slots(where, "slots", slots))
         return dataclasses.replace(self, table=table)
 
     def reset(self, slots: Slots, *, donate: bool = False) -> Self:
@@ -139,7 +142,7 @@ class StatePool(SlotContents):
         Raises:
             SlotError: a slot out of range, named twice, or not in use.
         """
-        ids = self._checked("StatePool.reset", "slots", slots)
+        ids = self.table.checked("StatePool.reset", "slots", slots)
         return self._run(reset_slots, donate, padded(ids))
 
     def fork(self, slot: Slots, n: int, *, donate: bool = False) -> tuple[Self, Array]:
@@ -150,8 +153,8 @@ class StatePool(SlotContents):
             PoolFullError: fewer than ``n`` slots are free.
         """
         where = "StatePool.fork"
-        src = self._one(where, slot)
-        table, new = self._table(where).alloc(where, n)
+        src = self.table.one(where, slot)
+        table, new = self.table.on_host(where).alloc(where, n)
         return self._run(copy_slots, donate, src, padded(new), table=table), jnp.asarray(new)
 
     def copy(self, src: Slots, dst: Slots, *, donate: bool = False) -> Self:
@@ -162,8 +165,8 @@ class StatePool(SlotContents):
                 of slots in ``src`` than in ``dst``.
         """
         where = "StatePool.copy"
-        source = self._checked(where, "src", src, repeats=True)
-        target = self._checked(where, "dst", dst)
+        source = self.table.checked(where, "src", src, repeats=True)
+        target = self.table.checked(where, "dst", dst)
         if source.size not in (1, target.size):
             needed = f"one slot or {target.shape}, as dst"
             raise SlotError(f"{where}: src has shape {source.shape}; needed {needed}")
@@ -187,23 +190,68 @@ class StatePool(SlotContents):
             ShapeError: no such layer, or an argument of the wrong shape or dtype.
             SlotError: a slot that is out of range, named twice or not in use, unless traced.
         """
-        rows, accepted = check_commit("StatePool.commit", self, records, slots, accepted)
+        rows, accepted = check_commit(
+            "StatePool.commit", self.table, self.num_layers, records, slots, accepted
+        )
         states = commit_rows(self._state, records, rows, accepted)
         return dataclasses.replace(self, **vars(states))
 
-    def _table(self, where: str) -> SlotTable:
-        """The table on the host."""
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves(self.table)):
-            raise SlotError(f"{where}: the pool is traced; needed a call outside jit")
-        return jax.tree.map(np.asarray, self.table)
+    def export(self, slots: Slots) -> dict[str, np.ndarray]:
+        """Host copies under their field names: S [L, n, HV, K, V], conv_hist [L, n, W-1, C].
 
-    def _checked(self, where: str, name: str, slots: Slots, *, repeats: bool = False) -> Any:
-        """``slots`` as int32 [n], checked unless traced."""
-        if any(isinstance(x, Tracer) for x in jax.tree.leaves((slots, self.table))):
-            return jnp.atleast_1d(jnp.asarray(slots, jnp.int32))
-        ids = as_slots(where, name, slots)
-        self._table(where).check(where, name, ids, repeats=repeats)
-        return ids.astype(np.int32)
+        As :func:`gdn_jax.export_state` gives them for a stack with a batch of n.
+
+        Raises:
+            SlotError: a slot out of range or not in use; a slot may be named twice.
+        """
+        ids = self.table.checked("StatePool.export", "slots", slots, repeats=True)
+        return transfer.read_out(self._state, ids)
+
+    def import_(
+        self, slots: Slots, arrays: Mapping[str, np.ndarray], *, donate: bool = False
+    ) -> Self:
+        """Overwrite slots in use with host arrays as :meth:`export` gives them.
+
+        Raises:
+            SlotError: a slot out of range, named twice, or not in use.
+            ShapeError: an array missing, of the wrong shape or dtype, or not finite.
+        """
+        where = "StatePool.import_"
+        ids = self.table.checked(where, "slots", slots)
+        transfer.check_host(where, arrays, self.cfg, self.num_layers, ids.size)
+        pool = self
+        for i, part in enumerate(transfer.parts(arrays)):
+            pool = pool._run(write_slots, donate or i > 0, ids[i : i + 1], part)
+        return pool
+
+    def checkpoint(self, slot: Slots) -> PrefixState:
+        """A copy of what one slot in use holds in every layer, which outlives the slot.
+
+        Raises:
+            SlotError: not one slot, or one not in use.
+        """
+        ids = self.table.one("StatePool.checkpoint", slot)
+        return PrefixState(self.cfg, **vars(read_slot(self._state, ids[0])))
+
+    def branch(
+        self, checkpoint: PrefixState, n: int, *, donate: bool = False
+    ) -> tuple[Self, Array]:
+        """Hand out ``n`` slots, int32 [n], that hold what ``checkpoint`` holds.
+
+        Raises:
+            ShapeError: not a PrefixState, or one of another configuration or number of layers.
+            SlotError: ``n`` is not a whole number from 0 up.
+            PoolFullError: fewer than ``n`` slots are free.
+        """
+        where = "StatePool.branch"
+        transfer.check_prefix(where, checkpoint, self.cfg, self.num_layers)
+        table, new = self.table.on_host(where).alloc(where, n)
+        part = GDNState(checkpoint.S, checkpoint.conv_hist)
+        return self._run(write_slots, donate, padded(new), part, table=table), jnp.asarray(new)
+
+    @property
+    def _state(self) -> GDNState:
+        return GDNState(self.S, self.conv_hist)
 
     def _run(
         self,
@@ -216,14 +264,22 @@ class StatePool(SlotContents):
         return dataclasses.replace(self, **vars(state), table=table or self.table)
 
 
-def check_pool(where: str, pool: Any, layers: int | None = None) -> None:
-    """Raise ShapeError unless ``pool`` is a StatePool whose arrays fit its configuration."""
+def check_pool(
+    where: str, pool: Any, cfg: GDNConfig | None = None, num_layers: int | None = None
+) -> None:
+    """Raise ShapeError unless ``pool`` is a StatePool whose arrays fit its configuration.
+
+    Where given, ``cfg`` is the configuration that it must have, ``num_layers`` its layers.
+    """
     if not isinstance(pool, StatePool):
         raise ShapeError(f"{where}: pool is a {type(pool).__name__}; needed gdn_jax.StatePool")
     check_config(where, pool.cfg)
-    dims = pool_dims(pool.cfg, ("L", layers), ("N", None))
-    check_array(where, "pool.S", pool.S, dims["S"], [jnp.float32])
-    dims = pool_dims(pool.cfg, ("L", pool.num_layers), ("N", pool.num_slots))
-    check_array(where, "pool.conv_hist", pool.conv_hist, dims["conv_hist"], [jnp.float32])
+    needed = transfer.state_dims(pool.cfg, ("L", num_layers), ("N", None))
+    check_array(where, "pool.S", pool.S, needed["S"], [jnp.float32])
+    L, N = zip("LN", pool.S.shape[:2], strict=True)
+    needed = transfer.state_dims(pool.cfg, L, N)
+    check_array(where, "pool.conv_hist", pool.conv_hist, needed["conv_hist"], [jnp.float32])
     for name, x in vars(pool.table).items():
-        check_array(where, f"pool.table.{name}", x, [("N", pool.num_slots)], [jnp.int32])
+        check_array(where, f"pool.table.{name}", x, [N], [jnp.int32])
+    if cfg is not None and pool.cfg != cfg:
+        raise ShapeError(f"{where}: pool is of {pool.cfg}; needed {cfg}")

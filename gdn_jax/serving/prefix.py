@@ -20,7 +20,7 @@ COMPRESSIONS = ("float16", "int8")
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Checkpoint:
+class PrefixState:
     """What one slot of a pool held: S float32 [L, HV, K, V], conv_hist float32 [L, W-1, C].
 
     An immutable pytree of its own arrays: the slot may go on, be freed or be handed out again.
@@ -35,6 +35,10 @@ class Checkpoint:
     def nbytes(self) -> int:
         """Bytes of both arrays."""
         return self.S.nbytes + self.conv_hist.nbytes
+
+
+Checkpoint = PrefixState
+"""The old name of :class:`PrefixState`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ class _Packed:
 
 
 class PrefixStates:
-    """Checkpoints by the caller's keys, those used longest ago dropped when the bytes run out.
+    """Prefix states by the caller's keys; those used longest ago go when the bytes run out.
 
     ``compress`` keeps S of what lies here in less: ``"float16"`` (2 bytes a number) or ``"int8"``
     (1 byte), with one float32 scale for the V numbers of a row, ``scale = max|row|`` or a 127th of
@@ -79,7 +83,7 @@ class PrefixStates:
             there = ", ".join(COMPRESSIONS)
             raise UnknownNameError(f"PrefixStates: no compression {compress!r}; there are {there}")
         self.budget, self.compress = budget, compress
-        self._kept: collections.OrderedDict[Hashable, Checkpoint | _Packed] = (
+        self._kept: collections.OrderedDict[Hashable, PrefixState | _Packed] = (
             collections.OrderedDict()
         )
         self._lock = threading.Lock()
@@ -95,16 +99,16 @@ class PrefixStates:
         with self._lock:
             return list(self._kept)
 
-    def put(self, key: Hashable, checkpoint: Checkpoint) -> None:
+    def put(self, key: Hashable, checkpoint: PrefixState) -> None:
         """Keep a checkpoint as the one used last, in the place of what the key had.
 
         Raises:
             ShapeError: not a checkpoint, one that is larger than the budget, or one that is to be
                 compressed and is not finite; nothing changes.
         """
-        if not isinstance(checkpoint, Checkpoint):
+        if not isinstance(checkpoint, PrefixState):
             found = type(checkpoint).__name__
-            raise ShapeError(f"PrefixStates.put: {key!r} is a {found}; needed gdn_jax.Checkpoint")
+            raise ShapeError(f"PrefixStates.put: {key!r} is a {found}; needed gdn_jax.PrefixState")
         entry = checkpoint
         if self.compress is not None:
             entry = _pack(key, checkpoint, self.compress)
@@ -117,7 +121,7 @@ class PrefixStates:
             while self._nbytes() > self.budget:
                 self._kept.popitem(last=False)
 
-    def get(self, key: Hashable) -> Checkpoint | None:
+    def get(self, key: Hashable) -> PrefixState | None:
         """The checkpoint of a key, which is now the one used last; None if it is not kept."""
         with self._lock:
             entry = self._kept.get(key)
@@ -145,17 +149,17 @@ class PrefixStates:
         return sum(entry.nbytes for entry in self._kept.values())
 
 
-def _pack(key: Hashable, checkpoint: Checkpoint, kind: str) -> _Packed:
+def _pack(key: Hashable, checkpoint: PrefixState, kind: str) -> _Packed:
     codes, scale, error = _compressed(checkpoint.S, kind)
     if not math.isfinite(error):
         raise ShapeError(f"PrefixStates.put: {key!r} is not finite; needed a finite S for {kind}")
     return _Packed(checkpoint.cfg, codes, scale, checkpoint.conv_hist, float(error))
 
 
-def _unpack(entry: Checkpoint | _Packed) -> Checkpoint:
-    if isinstance(entry, Checkpoint):
+def _unpack(entry: PrefixState | _Packed) -> PrefixState:
+    if isinstance(entry, PrefixState):
         return entry
-    return Checkpoint(entry.cfg, _expanded(entry.codes, entry.scale), entry.conv_hist)
+    return PrefixState(entry.cfg, _expanded(entry.codes, entry.scale), entry.conv_hist)
 
 
 @functools.partial(jax.jit, static_argnames="kind")

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,9 @@ from gdn_jax.errors import (
     TierConflictError,
 )
 from gdn_jax.layer.params import LARGE, SMALL, GDNParams, param_dims
-from gdn_jax.quant.q4_pool import Int4, Q4Pool
+from gdn_jax.quant.project import Weight
+from gdn_jax.quant.q4_pool import Q4Pool
 from gdn_jax.types import Array
-
-Weight = Array | Int4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +35,14 @@ class Binding:
         return self.generation != self.pool.generation
 
 
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class ResidentLayer:
     """One layer's weights: six small tensors, and three large ones held here or bound by key.
 
     ``large`` and ``binding`` exclude each other, so that no projection is ever held twice.
-    ``lost`` marks a binding that was stale when its bank crossed into a traced function, where
-    only arrays can follow.
+    A pytree of its arrays, those of its binding included: the binding itself cannot follow into a
+    traced function, and ``lost`` marks there that it was stale.
     """
 
     small: Mapping[str, Array] | None = None
@@ -89,25 +90,25 @@ class Slot:
             return GDNParams(**{**self.small, **projections})  # pyright: ignore[reportArgumentType]
         raise LayerNotResidentError(f"{where}: layer {layer} {missing}; {how} first")
 
-    def loaded(self, where: str, layer: int, params: GDNParams) -> "Slot":
-        """The slot with all nine weights held directly, on the default device."""
+    def loaded(self, where: str, layer: int, params: GDNParams) -> "ResidentLayer":
+        """The layer with all nine weights held directly, on the default device."""
         if self.binding is not None:
             raise TierConflictError(
                 f"{where}: layer {layer} is bound to an int4 pool; release({layer}) first, since "
                 "a layer never holds two forms of a projection"
             )
         small, large = ({n: getattr(params, n) for n in names} for names in (SMALL, LARGE))
-        return Slot(*(jax.tree.map(jnp.asarray, part) for part in (small, large)))
+        return ResidentLayer(*(jax.tree.map(jnp.asarray, part) for part in (small, large)))
 
-    def with_small(self, params: GDNParams) -> "Slot":
-        """The slot with these six small tensors, on the default device."""
+    def with_small(self, params: GDNParams) -> "ResidentLayer":
+        """The layer with these six small tensors, on the default device."""
         small = {name: jnp.asarray(getattr(params, name)) for name in SMALL}
         return dataclasses.replace(self, small=small)
 
     def bound(
         self, where: str, layer: int, pool: Q4Pool, keys: Mapping[str, str], cfg: GDNConfig
-    ) -> "Slot":
-        """The slot with its large weights bound to a pool, all three or none."""
+    ) -> "ResidentLayer":
+        """The layer with its large weights bound to a pool, all three or none."""
         if self.large is not None:
             raise TierConflictError(
                 f"{where}: layer {layer} holds its projections itself; release({layer}) first, "
@@ -122,4 +123,11 @@ class Slot:
                 found = pool[key].shape
                 raise ShapeError(f"{where}: {key!r} has shape {found}; {field} needs {needed}")
         binding = Binding(pool, pool.generation, dict(keys))
-        return Slot(self.small, None, binding)
+        return ResidentLayer(self.small, None, binding)
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], bool]:
+        return (self.small, self.projections), self.stale
+
+    @classmethod
+    def tree_unflatten(cls, stale: bool, arrays: tuple[Any, Any]) -> "ResidentLayer":
+        return cls(*arrays, lost=stale)

@@ -1,5 +1,6 @@
 """Tokens for rows that are in slots of a pool: read and written by index, idle rows never."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ from gdn_jax.layer.compose import forward, kernel_step
 from gdn_jax.layer.pallas import KernelLayer
 from gdn_jax.layer.params import GDNParams
 from gdn_jax.layer.state import GDNState
-from gdn_jax.serving.drafts import DraftRecord, committed, draft, within
+from gdn_jax.serving.drafts import DraftRecord, Plan, committed, draft, within
+from gdn_jax.serving.table import SlotTable
 from gdn_jax.types import Array, Token, Tokens
 
 
@@ -47,13 +49,9 @@ def draft_rows(
     layer: int | Array,
     xs: Tokens,
     slots: Array,
+    plan: Plan,
     cfg: GDNConfig,
     backend: str,
-    *,
-    lengths: Array,
-    parents: Array,
-    chain: bool,
-    scheme: str,
 ) -> tuple[Tokens, DraftRecord]:
     """:func:`gdn_jax.serving.drafts.draft` from the slots of the rows; an idle row has no token."""
     kernels = KernelLayer(params, cfg) if backend == "pallas" else None
@@ -64,9 +62,8 @@ def draft_rows(
         return kernel_step(kernels, rows, x, trace=True)
 
     rows = read_rows(states, layer, slots)
-    lengths = jnp.where(slots >= 0, lengths, 0)
-    how = {"chain": chain, "scheme": scheme, "backend": backend}
-    return draft(step, rows, xs, cfg, lengths=lengths, parents=parents, **how)
+    plan = dataclasses.replace(plan, lengths=jnp.where(slots >= 0, plan.lengths, 0))
+    return draft(step, rows, xs, plan, cfg, backend)
 
 
 def commit_rows(
@@ -80,40 +77,29 @@ def commit_rows(
 
 
 def check_commit(
-    where: str, pool: Any, records: Mapping[int, DraftRecord], slots: Any, accepted: Any
+    where: str,
+    table: SlotTable,
+    num_layers: int,
+    records: Mapping[int, DraftRecord],
+    slots: Any,
+    accepted: Any,
 ) -> tuple[Array, Array]:
     """Slots and accepted numbers, int32 [B]; values are looked at unless traced.
 
     Raises:
         ShapeError: no such layer, or an argument of the wrong shape or dtype.
-        SlotError: as :func:`check_rows`.
+        SlotError: as :meth:`SlotTable.check_rows`.
     """
-    for layer, record in records.items():
-        if type(layer) is not int or not 0 <= layer < pool.num_layers:
-            needed = f"needed 0 to {pool.num_layers - 1}"
+    for layer in records:
+        if type(layer) is not int or not 0 <= layer < num_layers:
+            needed = f"needed 0 to {num_layers - 1}"
             raise ShapeError(f"{where}: records has layer {layer!r}; {needed}")
-        B, Td = record.parents.shape
-        check_rows(where, "slots", slots, B, pool)
+    for B, Td in {record.parents.shape for record in records.values()}:
+        table.check_rows(where, "slots", slots, B)
         check_array(where, "accepted", accepted, [("B", B)], [jnp.int32])
         if not isinstance(accepted, Tracer) and not within(accepted, 0, Td):
             raise ShapeError(f"{where}: accepted is {np.asarray(accepted)}; needed 0 to {Td}")
     return jnp.asarray(slots), jnp.asarray(accepted)
-
-
-def check_rows(
-    where: str, name: str, slots: Any, B: int, pool: Any, *, repeats: bool = False
-) -> Array:
-    """Int32 [B] slots of rows; each is in use or -1, unless traced, when nobody can look.
-
-    Raises:
-        ShapeError: a wrong shape or dtype.
-        SlotError: a slot out of range, named twice (unless ``repeats``), or not in use.
-    """
-    check_array(where, name, slots, [("B", B)], [jnp.int32])
-    if not any(isinstance(x, Tracer) for x in jax.tree.leaves((slots, pool.table))):
-        ids = np.asarray(slots)
-        pool.check(np.unique(ids[ids != -1]) if repeats else ids[ids != -1])
-    return jnp.asarray(slots)
 
 
 def read_rows(states: GDNState, layer: int | Array, slots: Array) -> GDNState:

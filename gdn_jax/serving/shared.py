@@ -17,7 +17,7 @@ from gdn_jax.serving.bank import LayerBank
 from gdn_jax.serving.drafts import DraftRecord
 from gdn_jax.serving.files import save_pool
 from gdn_jax.serving.pool import StatePool, check_pool
-from gdn_jax.serving.prefix import Checkpoint
+from gdn_jax.serving.prefix import PrefixState
 from gdn_jax.serving.rows import check_commit, commit_rows, step_rows
 from gdn_jax.serving.table import Slots
 from gdn_jax.types import Array, Token, Tokens
@@ -64,7 +64,7 @@ class SharedPool:
         """:meth:`StatePool.copy`."""
         self._change(lambda pool: (pool.copy(src, dst, donate=True), None))
 
-    def branch(self, checkpoint: Checkpoint, n: int) -> Array:
+    def branch(self, checkpoint: PrefixState, n: int) -> Array:
         """:meth:`StatePool.branch`: int32 [n]."""
         return self._change(lambda pool: pool.branch(checkpoint, n, donate=True))
 
@@ -72,7 +72,7 @@ class SharedPool:
         """:meth:`StatePool.import_`."""
         self._change(lambda pool: (pool.import_(slots, arrays, donate=True), None))
 
-    def checkpoint(self, slot: Slots) -> Checkpoint:
+    def checkpoint(self, slot: Slots) -> PrefixState:
         """:meth:`StatePool.checkpoint`."""
         with self._lock:
             return self._pool.checkpoint(slot)
@@ -128,7 +128,9 @@ class SharedPool:
         """:meth:`StatePool.commit`, compiled."""
 
         def commit(pool: StatePool) -> tuple[StatePool, None]:
-            rows, taken = check_commit("SharedPool.commit", pool, records, slots, accepted)
+            rows, taken = check_commit(
+                "SharedPool.commit", pool.table, pool.num_layers, records, slots, accepted
+            )
             states = _commit(GDNState(pool.S, pool.conv_hist), dict(records), rows, taken)
             return dataclasses.replace(pool, **vars(states)), None
 

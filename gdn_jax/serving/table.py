@@ -3,19 +3,28 @@
 import dataclasses
 from typing import Any, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
+from gdn_jax._core.checks import check_array
 from gdn_jax.errors import PoolFullError, SlotError
+from gdn_jax.types import Array
 
 Slots = Any
 """One slot, or int32 [n]: a JAX or NumPy array, or a list of ints."""
 
 _LAST_TURN = np.iinfo(np.int32).max
 
+IDLE = -1
+"""The slot of a row without a sequence: nothing is read, nothing is written."""
 
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class SlotTable:
-    """Two int32 [N] arrays that are never written to; every change makes a new table.
+    """Two int32 [N] arrays that are never written to; every change makes a new table. A pytree.
 
     ``generation`` is 0 for a slot never used and grows by one with every ``alloc`` and ``free``,
     so that it is odd exactly while the slot is in use (it may wrap, which keeps that).
@@ -38,6 +47,16 @@ class SlotTable:
     def used(self) -> np.ndarray:
         """Bool [N]: which slots are in use."""
         return self.generation % 2 == 1
+
+    def on_host(self, where: str) -> Self:
+        """The table as NumPy arrays.
+
+        Raises:
+            SlotError: the table is traced.
+        """
+        if _traced(self):
+            raise SlotError(f"{where}: the pool is traced; needed a call outside jit")
+        return jax.tree.map(np.asarray, self)
 
     def alloc(self, where: str, n: int) -> tuple[Self, np.ndarray]:
         """Mark ``n`` free slots as in use; int32 [n].
@@ -72,9 +91,12 @@ class SlotTable:
         slots: np.ndarray,
         *,
         repeats: bool = False,
+        idle: bool = False,
         generation: np.ndarray | None = None,
     ) -> None:
         """Look at every entry of ``slots`` int [n], which the message calls ``name``.
+
+        With ``idle`` a slot of -1 is passed over.
 
         Raises:
             SlotError: one is out of range, not in use, named twice (unless ``repeats``), or has
@@ -82,6 +104,8 @@ class SlotTable:
         """
         seen: dict[int, int] = {}
         for i, slot in enumerate(slots.tolist()):
+            if idle and slot == IDLE:
+                continue
             at = f"{where}: {name}[{i}] is {slot}"
             if not 0 <= slot < self.used.size:
                 raise SlotError(f"{at}; needed 0 to {self.used.size - 1}")
@@ -94,6 +118,36 @@ class SlotTable:
             if generation is not None and now != generation[i]:
                 raise SlotError(f"{at} of generation {generation[i]}, freed since; it is at {now}")
             seen[slot] = i
+
+    def checked(self, where: str, name: str, slots: Slots, *, repeats: bool = False) -> Any:
+        """``slots`` as int32 [n], on the host after :meth:`check`; unchecked where traced."""
+        if _traced(slots, self):
+            return jnp.atleast_1d(jnp.asarray(slots, jnp.int32))
+        ids = as_slots(where, name, slots)
+        self.on_host(where).check(where, name, ids, repeats=repeats)
+        return ids.astype(np.int32)
+
+    def one(self, where: str, slot: Slots) -> Any:
+        """One slot as int32 [1], as :meth:`checked`; SlotError for more or fewer."""
+        ids = self.checked(where, "slot", slot)
+        if ids.size != 1:
+            raise SlotError(f"{where}: slot has shape {ids.shape}; needed one slot")
+        return ids
+
+    def check_rows(
+        self, where: str, name: str, slots: Any, B: int, *, repeats: bool = False
+    ) -> Array:
+        """The slots of B rows, int32 [B]: each in use or -1; values are not looked at where traced.
+
+        Raises:
+            ShapeError: a wrong shape or dtype.
+            SlotError: a slot out of range, named twice (unless ``repeats``), or not in use.
+        """
+        check_array(where, name, slots, [("B", B)], [jnp.int32])
+        if not _traced(slots, self):
+            table = self.on_host(where)
+            table.check(where, name, np.asarray(slots), repeats=repeats, idle=True)
+        return jnp.asarray(slots)
 
     def _counted(self, slots: np.ndarray, turn: np.ndarray) -> Self:
         generation = self.generation.copy()
@@ -113,6 +167,10 @@ def as_slots(where: str, name: str, slots: Any) -> np.ndarray:
         found = f"shape {x.shape} and dtype {x.dtype}"
         raise SlotError(f"{where}: {name} has {found}; needed int32 [n] or one slot")
     return np.atleast_1d(x)
+
+
+def _traced(*values: Any) -> bool:
+    return any(isinstance(x, Tracer) for x in jax.tree.leaves(values))
 
 
 def _frozen(x: np.ndarray) -> np.ndarray:

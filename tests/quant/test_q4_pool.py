@@ -140,7 +140,7 @@ def test_rule_2_every_key_must_exist(argument: str) -> None:
         lambda: bank.bind_q4(1, pool(), **keys), "'missing'", "the pool has", error=KeyError
     )
     assert held(bank) == before
-    assert bank.slots[1].binding is None
+    assert bank.layers[1].binding is None
 
 
 @pytest.mark.parametrize("argument", list(KEYS))
@@ -158,7 +158,7 @@ def test_rule_2_every_shape_must_match_exactly(argument: str) -> None:
         field,
         error=ValueError,
     )
-    assert bank.slots[1].binding is None
+    assert bank.layers[1].binding is None
 
 
 def test_rule_1_small_tensors_are_all_required() -> None:
@@ -180,7 +180,7 @@ def test_memory_is_given_back() -> None:
     after = sum(array.nbytes for array in jax.live_arrays())
     assert before - after == size
     assert matrices.nbytes == 0
-    assert bank.slots[1].stale
+    assert bank.layers[1].stale
 
 
 def test_a_bad_pool_changes_nothing() -> None:

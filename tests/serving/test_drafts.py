@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import gdn_jax as gdn
 from gdn_jax.layer.compose import forward
 from gdn_jax.serving import drafts
-from gdn_jax.serving.drafts import SCHEMES, check_draft
+from gdn_jax.serving.drafts import SCHEMES, Plan, planned
 from tests.support.tools import assert_refused, assert_same_bits
 
 CFG = gdn.GDNConfig(64, 2, 4, 16, 8, conv_width=4)
@@ -23,19 +23,9 @@ params = gdn.init_params(jax.random.key(0), CFG)
 one_step = jax.jit(functools.partial(gdn.decode_step, cfg=CFG))
 
 
-@functools.partial(jax.jit, static_argnames=("chain", "scheme"))
-def run_draft(state, xs, lengths, parents, *, chain: bool, scheme: str):
-    return drafts.draft(
-        lambda s, x: forward(params, s, x, CFG),
-        state,
-        xs,
-        CFG,
-        lengths=lengths,
-        parents=parents,
-        chain=chain,
-        scheme=scheme,
-        backend="xla",
-    )
+@jax.jit
+def run_draft(state, xs, plan: Plan):
+    return drafts.draft(lambda s, x: forward(params, s, x, CFG), state, xs, plan, CFG, "xla")
 
 
 commit = jax.jit(drafts.committed)
@@ -50,8 +40,7 @@ def start(seed: int = 0) -> tuple[gdn.GDNState, jax.Array]:
 
 
 def draft(state, xs, scheme: str, lengths: Any = None, parents: Any = None):
-    lengths, parents, chain = check_draft("draft", B, TD, lengths, parents, scheme)
-    return run_draft(state, xs, lengths, parents, chain=chain, scheme=scheme)
+    return run_draft(state, xs, planned("draft", B, xs.shape[1], lengths, parents, scheme))
 
 
 def path_to(parents: np.ndarray, node: int) -> list[int]:
@@ -104,10 +93,7 @@ def test_one_token_is_a_decode_step_bit_for_bit() -> None:
     state, xs = start()
     y, after = one_step(params, state, xs[:, 0])
     for scheme in SCHEMES:
-        ys, record = run_draft(
-            state, xs[:, :1], jnp.ones(B, jnp.int32), jnp.full((B, 1), -1), chain=True,
-            scheme=scheme,
-        )  # fmt: skip
+        ys, record = draft(state, xs[:, :1], scheme)
         assert_same_bits(ys[:, 0], y)
         assert_same_bits(commit(record, state, jnp.ones(B, jnp.int32)), after)
 
@@ -132,10 +118,9 @@ def test_bytes_follow_their_formulas() -> None:
 
 def test_what_is_no_draft_is_refused() -> None:
     long, loop = np.full(B, TD + 1, np.int32), np.zeros((B, TD), np.int32)
-    assert_refused(lambda: check_draft("draft", B, TD, long, None, "replay"), "needed 0 to 5")
-    assert_refused(lambda: check_draft("draft", B, TD, None, loop, "replay"), "no earlier token")
-    assert_refused(lambda: check_draft("draft", B, TD, None, TREE[:2], "replay"), "parents", "B=3")
-    assert_refused(lambda: check_draft("draft", B, 0, None, None, "replay"), "Td >= 1")
+    assert_refused(lambda: planned("draft", B, TD, long, None, "replay"), "needed 0 to 5")
+    assert_refused(lambda: planned("draft", B, TD, None, loop, "replay"), "no earlier token")
+    assert_refused(lambda: planned("draft", B, TD, None, TREE[:2], "replay"), "parents", "B=3")
     assert_refused(
-        lambda: check_draft("draft", B, TD, None, None, "undo"), "no scheme 'undo'", "replay"
+        lambda: planned("draft", B, TD, None, None, "undo"), "no scheme 'undo'", "replay"
     )

@@ -173,13 +173,15 @@ def test_other_refusals() -> None:
 
 def test_a_pool_that_does_not_fit_its_configuration() -> None:
     pool = filled(1)
-    check_pool("step", pool, L)
+    check_pool("step", pool, CFG, L)
     assert_refused(lambda: check_pool("step", pool.S), "step", "StatePool")
-    assert_refused(lambda: check_pool("step", pool, 2), "pool.S", "(3, 6, 4, 16, 8)", "L=2")
+    assert_refused(lambda: check_pool("step", pool, CFG, 2), "pool.S", "(3, 6, 4, 16, 8)", "L=2")
     short = dataclasses.replace(pool, conv_hist=pool.conv_hist[:, 1:])
     assert_refused(lambda: check_pool("step", short), "pool.conv_hist", "(3, 5, 3, 96)", "N=6")
     other = dataclasses.replace(pool, table=SlotTable.create(5))
     assert_refused(lambda: check_pool("step", other), "pool.table.generation", "N=6")
+    wide = gdn.PRESETS["tiny-wide"]
+    assert_refused(lambda: check_pool("step", pool, wide, L), "pool is of", "d_model=64", "needed")
 
 
 @pytest.mark.parametrize("donate", [False, True])

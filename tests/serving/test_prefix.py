@@ -22,13 +22,13 @@ def decoded(pool: gdn.StatePool, slot: int, *tokens: int) -> gdn.StatePool:
     return pool
 
 
-def kept_in(store: gdn.PrefixStates, key: Any) -> gdn.Checkpoint:
+def kept_in(store: gdn.PrefixStates, key: Any) -> gdn.PrefixState:
     found = store.get(key)
     assert found is not None
     return found
 
 
-def checkpoint_of(*tokens: int) -> gdn.Checkpoint:
+def checkpoint_of(*tokens: int) -> gdn.PrefixState:
     pool, (slot,) = new_pool().alloc(1)
     return decoded(pool, int(slot), *tokens).checkpoint(slot)
 
@@ -57,7 +57,7 @@ def test_what_is_no_branch_is_refused() -> None:
     assert_refused(lambda: pool.checkpoint(N - 1), "never handed out")
     assert_refused(lambda: pool.branch(kept, N - 1), "2 of 4", "needed 3", error=gdn.PoolFullError)
     for where, fragment in (
-        (lambda: pool.branch(wrong, 1), "is a dict; needed gdn_jax.Checkpoint"),
+        (lambda: pool.branch(wrong, 1), "is a dict; needed gdn_jax.PrefixState"),
         (lambda: gdn.StatePool.create(other, L, N).branch(kept, 1), "conv_width=3"),
         (lambda: gdn.StatePool.create(CFG, L + 1, N).branch(kept, 1), "L=3"),
     ):
@@ -134,7 +134,7 @@ def test_what_a_store_refuses_changes_nothing() -> None:
 
     refuse(lambda: store.put(0, spoilt), "0 is not finite", "int8")
     wrong: Any = new_pool()
-    refuse(lambda: store.put(0, wrong), "0 is a StatePool; needed gdn_jax.Checkpoint")
+    refuse(lambda: store.put(0, wrong), "0 is a StatePool; needed gdn_jax.PrefixState")
     refuse(lambda: gdn.PrefixStates(ONE - 1).put("k", checkpoint_of()), f"'k' takes {ONE} bytes")
     half: Any = 1.5
     refuse(lambda: gdn.PrefixStates(half), "budget is 1.5")

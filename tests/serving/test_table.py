@@ -151,5 +151,9 @@ def test_bad_slots_and_pools_are_refused() -> None:
         lambda: BANK.draft_slots(pool, 0, x[:, None], slots), "not resident",
         error=gdn.LayerNotResidentError,
     )  # fmt: skip
+    refuse(
+        lambda: BANK.draft_slots(pool, LAYER, x[:, None][:, :0], slots), "xs has shape (2, 0, 64)",
+        "T >= 1", error=gdn.ShapeError,
+    )  # fmt: skip
     with pytest.raises(gdn.UnknownNameError, match="no scheme 'undo'"):
         BANK.draft_slots(pool, LAYER, x[:, None], slots, scheme="undo")

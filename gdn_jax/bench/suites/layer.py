@@ -260,7 +260,7 @@ def _make_stack(
     state, x = draw_state(cfg, batch)
     outputs = [x]
     for layer in range(layers):
-        params = bank.slots[layer].params("bench", layer)
+        params = bank.layers[layer].params("bench", layer)
         y, _ = _step(params, state, outputs[-1], cfg=cfg, backend=backend)
         outputs.append(y)
     whole = jax.tree.map(lambda s: jnp.broadcast_to(s, (layers, *s.shape)) + 0.0, state)

@@ -103,7 +103,7 @@ class DeviceRun:
         cls, tier: str, bank: LayerBank, near: int, far: int, xs: np.ndarray, backend: str | None
     ) -> "DeviceRun":
         """Run both layers over xs [T, D], and the near one again with every operator read back."""
-        params = bank.slots[near].params("verify", near)
+        params = bank.layers[near].params("verify", near)
         traces = run_traces(params, bank.cfg, xs, backend)
         tokens = jnp.asarray(xs[None])
         ys, state = bank_decode(bank, bank.init_state(), tokens, near, backend)
@@ -148,7 +148,7 @@ class DeviceRun:
     def repeat(self) -> Check:
         """One step of the near layer from one live state, over and over in one device run."""
         repetitions = REPETITIONS["cpu" if jax.default_backend() == "cpu" else "gpu"]
-        params = self.bank.slots[self.near].params("verify", self.near)
+        params = self.bank.layers[self.near].params("verify", self.near)
         if self.backend == "pallas":
             params = params_to_kernel(params)
         state = jax.tree.map(lambda x: x[self.near], self.state)
