@@ -1,14 +1,18 @@
-"""The CPU, strict promotion for every test, and the hypothesis profile.
+"""How the suite runs: devices, strictness, processes, what is compiled how, and a log of margins.
 
 Which two programs agree bit for bit depends on the device: the suite asserts what XLA does on the
 CPU, and ``gdn-jax verify`` checks whatever device it runs on.
 """
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import margins
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -23,9 +27,34 @@ settings.register_profile(
 )
 settings.load_profile("gdn")
 
+QUICKLY = "jax_disable_most_optimizations"
+
+COMPILED_QUICKLY = ("bench", "cli", "kernels", "report", "verify")
+"""Folders whose bounds do not stand on what XLA makes of the code for this processor: commands,
+mistakes that are far larger than rounding, and kernels in the interpreter, which run elsewhere.
+Half of the suite's time is compiling; without most optimisations a program takes half as long.
+"""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of this suite; CONTRIBUTING.md says when to use them."""
+    group = parser.getgroup("gdn-jax")
+    group.addoption(
+        "--margins",
+        type=Path,
+        metavar="FILE",
+        help="append every measured distance and its limit to FILE, one JSON line each",
+    )
+    group.addoption(
+        "--optimise-all",
+        action="store_true",
+        help="compile the tests marked compiled_quickly like all others",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """What XLA compiles is shared by the processes of a run, and with the next run."""
+    margins.write_to(config.getoption("--margins"))
     cache = getattr(config, "cache", None)
     if hasattr(config, "workerinput") or cache is None:
         return
@@ -36,3 +65,32 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """``-n auto``: one process for each CPU that this one may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what is in a folder of COMPILED_QUICKLY."""
+    if item.path.parent.name in COMPILED_QUICKLY:
+        item.add_marker("compiled_quickly")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Compile what is marked ``compiled_quickly`` without most optimisations.
+
+    Nothing compiled the one way is used the other way: a promise of equal bits is one of programs
+    compiled alike.
+    """
+    quickly = item.get_closest_marker("compiled_quickly") is not None
+    quickly &= not item.config.getoption("--optimise-all")
+    if quickly != jax.config.read(QUICKLY):
+        jax.clear_caches()
+        jax.config.update(QUICKLY, quickly)
+        os.environ[QUICKLY.upper()] = str(int(quickly))
+    return (yield)

@@ -15,6 +15,7 @@ import gdn_jax as gdn
 from gdn_jax.report.metrics import distance, unequal
 from pallas_kernels import support
 from tests.support.cases import LayerCase, layer_inputs
+from tests.support.margins import note
 
 OP = "recurrent_gated_delta_rule"
 RUNNABLE = sorted({"xla", gdn.select_backend(OP, K=16, V=8)})
@@ -71,6 +72,7 @@ def max_rel(out: Any, ref: Any) -> float:
 def assert_close(out: Any, ref: Any, limit: float, what: str = "") -> None:
     """Assert a distance of at most ``limit``."""
     found = max_rel(out, ref)
+    note(found, limit, what)
     assert found <= limit, f"{what}: max_rel {found:.3e} above {limit:.1e}"
 
 
