@@ -22,8 +22,9 @@ WITH_JAX = {"jaxlib"}
 NOT_IMPORTED = {
     "ipykernel": "the kernel that runs a notebook",
     "pytest-xdist": "a plugin of pytest",
+    "ruff": "a command",
+    "pyright": "a command",
 }
-NOT_IMPORTED |= {"ruff": "a command", "pyright": "a command"}
 
 EXTRAS = {
     "gdn_jax": ["report", "oracle"],
