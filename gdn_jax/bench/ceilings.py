@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdn_jax.bench.slope import Timing, blocking, slope
-from gdn_jax.bench.subject import on_gpu, poisoned
+from gdn_jax.bench.workload import on_gpu, poisoned
 
 _GPU_BYTES, _CPU_BYTES = 4 << 30, 64 << 20
 _GPU_SIDE, _CPU_SIDE = 8192, 256

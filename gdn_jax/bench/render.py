@@ -6,6 +6,7 @@ from rich.text import Text
 
 from gdn_jax.bench.rows import COPIES, MATRIX, MODEL, OTHERS, host_bound
 from gdn_jax.report import render as shared
+from gdn_jax.report.numbers import number
 from gdn_jax.report.record import Report, Row
 
 
@@ -43,7 +44,7 @@ def render(report: Report, out: Console) -> None:
     _not_run(report.tables["not_run"], out)
     for check in report.checks:
         if not check.ok:
-            said = f"  {check.id}: {shared.number(check.value)} {check.unit}, limit "
+            said = f"  {check.id}: {number(check.value)} {check.unit}, limit "
             out.print(
                 Text.assemble(shared.verdict(False), said, f"{check.limit:g}; {check.detail}")
             )

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Self
 
 from gdn_jax.bench.slope import Timing
-from gdn_jax.bench.subject import Subject
+from gdn_jax.bench.workload import Workload
 from gdn_jax.report.record import Check, Row
 
 _SHOWS = "that what is timed computes the right thing", "that other inputs take the same time"
@@ -44,27 +44,27 @@ class TimedCheck(Check):
     @classmethod
     def of(
         cls,
-        subject: Subject,
+        workload: Workload,
         value: float,
         detail: str,
         timing: Timing | None = None,
         copy_gbps: float | None = None,
         memory: int | None = None,
     ) -> Self:
-        """The check of a subject; without a time when ``timing`` is None or not above zero."""
-        ok = value <= subject.limit
-        head = (subject.id, ok, value, subject.limit, subject.unit)
+        """The check of a workload; without a time when ``timing`` is None or not above zero."""
+        ok = value <= workload.limit
+        head = (workload.id, ok, value, workload.limit, workload.unit)
         if not ok or timing is None:
             return cls(*head, detail, *_SHOWS)
         if timing.median <= 0:
             return cls(*head, f"{detail}; too short to be timed", *_SHOWS)
         us, low, high = (1e6 * s for s in (timing.median, timing.low, timing.high))
-        gbps = subject.bytes / us / 1e3
+        gbps = workload.bytes / us / 1e3
         share = None if copy_gbps is None else gbps / copy_gbps
         said = f"{detail}; {us:.2f} µs [{low:.2f}, {high:.2f}], {gbps:.0f} GB/s"
         said += "" if share is None else f", {share:.1%} of the copy"
         said += "; the device waited for the host" if host_bound(timing.host) else ""
-        measured = (us, low, high, timing.repetitions, subject.bytes, gbps, share, timing.host)
+        measured = (us, low, high, timing.repetitions, workload.bytes, gbps, share, timing.host)
         return cls(*head, said, *_SHOWS, *measured, memory)
 
 
@@ -99,32 +99,32 @@ def matrix_check(flops: int, timing: Timing, error: float) -> Check:
 
 
 def row(
-    subject: Subject,
+    workload: Workload,
     done: TimedCheck,
     blocking_gbps: float | None = None,
     matrix_tflops: float | None = None,
 ) -> Row:
-    """The table's row of a subject; every time is None where the check does not hold.
+    """The table's row of a workload; every time is None where the check does not hold.
 
     ``share_blocking`` is of the copy whose calls were waited for, ``blocking_gbps``;
-    ``share_matrix`` of the matrix product, where the subject is compared with it.
+    ``share_matrix`` of the matrix product, where the workload is compared with it.
     """
     us = done.us
-    made: Row = {"id": subject.id, "kernel": subject.kernel, "backend": subject.backend}
-    made |= {"shape": subject.shape, "batch": subject.batch, "ok": done.ok, "error": done.value}
+    made: Row = {"id": workload.id, "kernel": workload.kernel, "backend": workload.backend}
+    made |= {"shape": workload.shape, "batch": workload.batch, "ok": done.ok, "error": done.value}
     made |= {"us": us, "us_low": done.us_low, "us_high": done.us_high}
-    made |= {"us_a_layer": us and subject.layers and us / subject.layers}
-    made |= {"repetitions": done.repetitions, "timing": subject.measure.__name__}
+    made |= {"us_a_layer": us and workload.layers and us / workload.layers}
+    made |= {"repetitions": done.repetitions, "timing": workload.measure.__name__}
     made["host"] = done.host
-    made["tokens_a_second"] = us and subject.tokens and 1e6 * subject.tokens / us
-    made |= {"bytes": subject.bytes, "gbps": done.gbps, "share": done.share}
+    made["tokens_a_second"] = us and workload.tokens and 1e6 * workload.tokens / us
+    made |= {"bytes": workload.bytes, "gbps": done.gbps, "share": done.share}
     made["share_blocking"] = done.gbps and blocking_gbps and done.gbps / blocking_gbps
-    made |= {"flops": subject.flops, "gflops": us and subject.flops / us / 1e3}
-    made["matrix"] = subject.matrix
-    known = us and subject.matrix and matrix_tflops
+    made |= {"flops": workload.flops, "gflops": us and workload.flops / us / 1e3}
+    made["matrix"] = workload.matrix
+    known = us and workload.matrix and matrix_tflops
     made["share_matrix"] = made["gflops"] / matrix_tflops / 1e3 if known else None
     made["peak_bytes"] = done.peak_bytes
-    return made | {"flops_a_byte": subject.flops / subject.bytes, "links": subject.links}
+    return made | {"flops_a_byte": workload.flops / workload.bytes, "links": workload.links}
 
 
 def ratios(rows: list[Row]) -> list[Row]:

@@ -13,6 +13,7 @@ from gdn_jax._core.environment import environment
 from gdn_jax._core.files import write_atomically
 from gdn_jax.cli.host_memory import HostPeak
 from gdn_jax.cli.loading import loaded, waiting
+from gdn_jax.cli.options import INTERRUPTED
 from gdn_jax.models.generation.host import Generated
 from gdn_jax.models.generation.prompts import Prompt
 from gdn_jax.models.generation.stopping import StopStrings
@@ -20,9 +21,6 @@ from gdn_jax.models.generation.tokenizer import Message, Tokenizer, valid
 from gdn_jax.models.loading.memory import peak_bytes
 from gdn_jax.models.model import Model
 from gdn_jax.report.record import finite
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
 
 
 @dataclasses.dataclass(frozen=True)

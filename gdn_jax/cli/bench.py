@@ -8,30 +8,14 @@ from typing import Any
 import click
 
 from gdn_jax._core.environment import environment
-from gdn_jax.cli.options import finish, html_option, json_option, preset_option
+from gdn_jax.bench.render import render
+from gdn_jax.bench.run import BACKENDS, DEFAULT, SUITES, needs_matrix, run, workloads
+from gdn_jax.cli.options import INTERRUPTED, finish, html_option, json_option, preset_option
 from gdn_jax.config import PRESETS
 from gdn_jax.report import html
 from gdn_jax.report.progress import stages
 from gdn_jax.report.record import Report
 from gdn_jax.report.render import console
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C or SIGTERM."""
-SUITES = (
-    "int4",
-    "float",
-    "delta",
-    "middle",
-    "peer",
-    "layer",
-    "stack",
-    "roundtrip",
-    "slots",
-    "prefill",
-    "model",
-)
-DEFAULT = SUITES[:-1]
-"""Without a whole model, whose weights are many times what the other suites hold."""
 
 
 def _numbers(low: int, high: int, like: str) -> Callable[..., tuple[int, ...]]:
@@ -53,7 +37,7 @@ def _numbers(low: int, high: int, like: str) -> Callable[..., tuple[int, ...]]:
 @preset_option
 @click.option(
     "--backend",
-    type=click.Choice(["xla", "pallas", "all"]),
+    type=click.Choice([*BACKENDS, "all"]),
     default="all",
     show_default=True,
     help="What to time; `all` lists what cannot run here.",
@@ -62,7 +46,7 @@ def _numbers(low: int, high: int, like: str) -> Callable[..., tuple[int, ...]]:
     "--suite",
     "suites",
     multiple=True,
-    type=click.Choice(SUITES),
+    type=click.Choice(list(SUITES)),
     help="May be repeated; everything but `model` by default. `model` makes a whole one of the "
     "preset's shape, 17 GB at 27B, or on a CPU its first four layers and a vocabulary of 4096.",
 )
@@ -113,9 +97,6 @@ def bench(
 
     Ctrl-C and SIGTERM end it early: what was measured is shown and written, with exit status 130.
     """
-    from gdn_jax.bench.render import render
-    from gdn_jax.bench.run import BACKENDS, needs_matrix, run, subjects
-
     if html_file:
         html.require_report_extra()
     preset = preset or "qwen3.5-27b"
@@ -131,7 +112,7 @@ def bench(
     }
     report = Report(environment(), settings)
     backends = BACKENDS if backend == "all" else (backend,)
-    chosen = subjects(PRESETS[preset], suites or DEFAULT, batches, backends, tokens)
+    chosen = workloads(PRESETS[preset], suites or DEFAULT, batches, backends, tokens)
     if not chosen:
         raise click.UsageError(f"--suite {', '.join(suites)}: no row of backend {backend}")
     # `timeout` and batch systems end a command this way: what was measured is kept.

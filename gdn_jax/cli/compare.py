@@ -9,8 +9,9 @@ from rich.console import Console
 
 from gdn_jax._core.environment import environment
 from gdn_jax.cli.info import write_json
-from gdn_jax.cli.loading import bar, loaded
+from gdn_jax.cli.loading import loaded
 from gdn_jax.models.generation.perplexity import CHUNK, measure
+from gdn_jax.report.progress import bar
 from gdn_jax.report.record import Row, finite
 from gdn_jax.report.render import console, table
 

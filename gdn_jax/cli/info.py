@@ -14,7 +14,7 @@ from gdn_jax._core.files import write_atomically
 from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.layer.params import init_params
 from gdn_jax.layer.state import init_state
-from gdn_jax.report.render import number, table
+from gdn_jax.report.render import table
 
 
 def layer_bytes(cfg: GDNConfig) -> dict[str, int]:
@@ -65,9 +65,7 @@ def render(found: dict[str, Any], out: Console) -> None:
     sizes = [f.name for f in dataclasses.fields(GDNConfig) if f.name != "norm_eps"]
     for row in found["presets"]:
         mib = [f"{row[name] / 2**20:.2f}" for name in ("weights", "state", "token")]
-        presets.add_row(
-            row["preset"], *(number(row[name]).replace(" ", "") for name in sizes), *mib
-        )
+        presets.add_row(row["preset"], *(str(row[name]) for name in sizes), *mib)
     backends = table("Backends", "operator", "takes", "why not another")
     for row in found["backends"]:
         why = "; ".join(f"{name}: {reason}" for name, reason in row["others"].items())

@@ -6,26 +6,10 @@ from collections.abc import Callable, Iterator
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gdn_jax.models.loading.load import load_params
 from gdn_jax.models.model import Model, load
-
-Update = Callable[[str, int, int], None]
-
-
-@contextlib.contextmanager
-def bar() -> Iterator[Update]:
-    """Yield ``update(what, done, total)``."""
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as shown:
-        task = shown.add_task("", total=None)
-        yield lambda what, done, total: shown.update(
-            task, description=what, completed=done, total=total
-        )
+from gdn_jax.report.progress import bar
 
 
 @contextlib.contextmanager

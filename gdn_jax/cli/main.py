@@ -8,7 +8,7 @@ import click
 
 from gdn_jax.cli.bench import bench
 from gdn_jax.cli.generate import generate, perplexity
-from gdn_jax.cli.options import json_option, python_option, tokens_option, writable
+from gdn_jax.cli.options import INTERRUPTED, json_option, python_option, tokens_option, writable
 from gdn_jax.cli.verify import verify
 from gdn_jax.config import PRESETS
 from gdn_jax.errors import GDNError
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     except click.exceptions.Exit as stop:
         status = stop.exit_code
     except click.Abort:
-        status = _complain("interrupted", 130)
+        status = _complain("interrupted", INTERRUPTED)
     except click.ClickException as error:
         status = _complain(error.format_message())
     except (GDNError, OSError) as error:

@@ -10,6 +10,9 @@ from gdn_jax.config import PRESETS
 from gdn_jax.report import html
 from gdn_jax.report.record import Report
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C or SIGTERM."""
+
 
 def writable(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuse a result file that cannot be written before any work is done."""

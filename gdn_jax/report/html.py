@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdn_jax._core.files import write_atomically
 from gdn_jax.errors import GDNError
+from gdn_jax.report.numbers import number
 from gdn_jax.report.record import Row, projection_total
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def render_html(
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(number=_number, text=_text, mib=_mib)
+    environment.filters.update(number=number, text=_text, mib=_mib)
     environment.globals.update(columns=_columns, open_rows=_OPEN_ROWS)
     template = environment.from_string(Path(__file__).with_name("report.html").read_text("utf-8"))
     rest = {key: value for key, value in data.items() if key not in _HEAD}
@@ -181,7 +182,7 @@ def _operator_grid(rows: list[Row]) -> Row:
             found = by_pair.get(pair, [])
             at = {row["token"]: row for row in found}
             ends = ((first, "max_rel"), (first, "rms_rel"), (last, "rms_rel"))
-            line += [_number(at.get(token, {}).get(key)) for token, key in ends]
+            line += [number(at.get(token, {}).get(key)) for token, key in ends]
             line.append(_worst(found))
         lines.append((operator, line))
     return {"first": first, "last": last, "pairs": pairs, "lines": lines}
@@ -192,28 +193,12 @@ def _worst(rows: list[Row]) -> str:
     if not heads:
         return "–"
     worst = max(heads, key=lambda row: _rank(row["worst_head_rel"]))
-    return f"{worst['worst_head']}: {_number(worst['worst_head_rel'])}"
+    return f"{worst['worst_head']}: {number(worst['worst_head_rel'])}"
 
 
 def _rank(value: Any) -> float:
-    number = float(value)
-    return math.inf if math.isnan(number) else number
-
-
-def _number(value: Any) -> str:
-    """A cell: thousands apart in counts, small numbers scientific, a dash for nothing."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float) and math.isfinite(value):
-        if abs(value) >= 1e4 or value.is_integer():
-            return f"{value:,.0f}" if abs(value) < 1e12 else f"{value:.3e}"
-        if abs(value) >= 0.1:
-            return f"{value:,.4g}"
-        one_digit = float(f"{value:.0e}") == value
-        return f"{value:.3e}" if not one_digit else f"{value:{'g' if value > 9e-4 else '.0e'}}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    rank = float(value)
+    return math.inf if math.isnan(rank) else rank
 
 
 def _text(value: Any) -> str:
@@ -222,7 +207,7 @@ def _text(value: Any) -> str:
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value)) or "–"
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _number(value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else number(value)
 
 
 def _mib(value: Any) -> str:

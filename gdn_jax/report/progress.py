@@ -1,4 +1,4 @@
-"""What is being worked on: a bar on a terminal, a line a stage elsewhere; on standard error."""
+"""What is being worked on, on standard error: a bar on a terminal, a line a stage elsewhere."""
 
 import contextlib
 import time
@@ -9,25 +9,38 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 Stage = Callable[[str], AbstractContextManager[None]]
+Update = Callable[[str, int, int], None]
 
 
 @contextlib.contextmanager
 def stages(total: int) -> Iterator[Stage]:
     """Yield ``stage(name)``, a context manager around each of ``total`` pieces of work."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=total)
+    with _shown(console) as shown:
+        task = shown.add_task("", total=total)
 
         @contextlib.contextmanager
         def stage(name: str) -> Iterator[None]:
             started = time.perf_counter()
-            bar.update(task, description=name)
+            shown.update(task, description=name)
             yield
-            bar.advance(task)
+            shown.advance(task)
             if not console.is_terminal:
                 console.print(f"[dim]{name} ({time.perf_counter() - started:.1f} s)[/dim]")
 
         yield stage
+
+
+@contextlib.contextmanager
+def bar() -> Iterator[Update]:
+    """Yield ``update(what, done, total)``; nothing is shown where there is no terminal."""
+    with _shown(Console(stderr=True)) as shown:
+        task = shown.add_task("", total=None)
+        yield lambda what, done, total: shown.update(
+            task, description=what, completed=done, total=total
+        )
+
+
+def _shown(console: Console) -> Progress:
+    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

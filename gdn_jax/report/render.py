@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gdn_jax.report.numbers import number
 from gdn_jax.report.record import Check, Report, Row, projection_total
 
 _MIN_WIDTH = 100
@@ -65,15 +66,6 @@ def table(title: str, *columns: str, right: int = 0) -> Table:
     for i, column in enumerate(columns):
         made.add_column(column, justify="right" if i >= len(columns) - right else "left")
     return made
-
-
-def number(value: Any) -> str:
-    """Counts whole, errors in scientific notation, absent values as a dash."""
-    if value is None:
-        return "–"
-    if isinstance(value, int):
-        return f"{value:,}".replace(",", " ")
-    return f"{value:.3e}" if isinstance(value, float) else str(value)
 
 
 def verdict(ok: bool | None) -> Text:

@@ -2,9 +2,11 @@
 
 from gdn_jax.report.record import Check
 
+Shown = tuple[str, str, str]
+"""The unit of a check's value, what passing it shows, and what it does not."""
 _BITS = "unequal elements"
 
-_CATALOGUE: dict[str, tuple[str, str, str]] = {
+CATALOGUE: dict[str, Shown] = {
     "f32.oracle": (
         "max_rel",
         "the seven steps are those of the real transformers layer",
@@ -256,5 +258,5 @@ _CATALOGUE: dict[str, tuple[str, str, str]] = {
 
 def check(id_: str, value: float, limit: float, detail: str) -> Check:
     """The check of this id: it holds when ``value <= limit``, which NaN never does."""
-    unit, shows, shows_not = _CATALOGUE[id_]
+    unit, shows, shows_not = CATALOGUE[id_]
     return Check(id_, bool(value <= limit), value, limit, unit, detail, shows, shows_not)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-import gdn_jax.bench.subject as subjects
+import gdn_jax.bench.workload as workloads
 from gdn_jax._core.backend import Choice
 from gdn_jax.bench.rows import TimedCheck, ratios, row
 from gdn_jax.bench.slope import Timing
-from gdn_jax.bench.subject import Subject
 from gdn_jax.bench.suites import products
+from gdn_jax.bench.workload import Workload
 from gdn_jax.config import GDNConfig
 from gdn_jax.report.record import Row
 from pallas_kernels.kernels import stream
@@ -22,7 +22,7 @@ from pallas_kernels.kernels import stream
 
 def test_int4_is_compared_with_reading_alone() -> None:
     def line(kernel: str, batch: int, seconds: float) -> Row:
-        one = Subject(kernel, "pallas", "4x8", batch, 6000, 12000, 2, lambda: pytest.fail("made"))
+        one = Workload(kernel, "pallas", "4x8", batch, 6000, 12000, 2, lambda: pytest.fail("made"))
         return row(one, TimedCheck.of(one, 0.0, "", Timing(seconds, seconds, seconds, 1)))
 
     rows = [line("stream", 1, 9e-6), line("int4", 1, 1e-5), line("int4", 8, 8e-5)]
@@ -62,10 +62,10 @@ def test_results_are_written_where_a_nan_lay(monkeypatch: pytest.MonkeyPatch) ->
     def both(carry: Any, x: Any) -> Any:
         return carry + x, jnp.stack([x, x]).astype(jnp.bfloat16)
 
-    monkeypatch.setattr(subjects, "on_gpu", lambda: True)
-    monkeypatch.setattr(subjects.jnp, "full", full)
+    monkeypatch.setattr(workloads, "on_gpu", lambda: True)
+    monkeypatch.setattr(workloads.jnp, "full", full)
     carry, x = jnp.ones(5), jnp.arange(5.0)
-    total, pair = subjects.poisoned(both, carry, x)
+    total, pair = workloads.poisoned(both, carry, x)
     assert np.array_equal(total, np.arange(5) + 1)
     assert np.array_equal(x, np.arange(5))
     assert pair.shape == (2, 5)

@@ -28,8 +28,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_kernel_passes_its_check_and_a_wrong_one_does_not(
     interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (subject,) = middle.subjects(CFG, [2], ["pallas"])
-    assert subject.make().check() <= subject.limit
+    (workload,) = middle.workloads(CFG, [2], ["pallas"])
+    assert workload.make().check() <= workload.limit
 
     kernel = pallas_kernels.kernels.middle.middle
 
@@ -37,7 +37,7 @@ def test_the_kernel_passes_its_check_and_a_wrong_one_does_not(
         return kernel(projected, small, S, hist, place._replace(layer=place.layer - 1), *rest, **to)
 
     monkeypatch.setattr(pallas_kernels.kernels.middle, "middle", elsewhere)
-    assert subject.make().check() > subject.limit
+    assert workload.make().check() > workload.limit
 
 
 def test_the_reference_is_the_oracle_s_step() -> None:

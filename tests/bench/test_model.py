@@ -15,9 +15,9 @@ import pytest
 import gdn_jax as gdn
 from gdn_jax.bench import run as bench
 from gdn_jax.bench.slope import Timing
-from gdn_jax.bench.subject import Subject
 from gdn_jax.bench.suites import model, model_decode, model_prefill
 from gdn_jax.bench.suites import model_work as work
+from gdn_jax.bench.workload import Workload
 from gdn_jax.cli import bench as command
 from gdn_jax.config import FULL, LINEAR
 from gdn_jax.models.cache import ModelCache
@@ -56,23 +56,23 @@ def bfloat16_weights() -> Iterator[None]:
     model_decode.exact.cache_clear()
 
 
-def decode_row() -> Subject:
-    return model_decode.subject(CFG, "xla", BATCH, POSITION)
+def decode_row() -> Workload:
+    return model_decode.workload(CFG, "xla", BATCH, POSITION)
 
 
-def prefill_row() -> Subject:
-    return model_prefill.subject(CFG, "xla", TOKENS)
+def prefill_row() -> Workload:
+    return model_prefill.workload(CFG, "xla", TOKENS)
 
 
-def assert_red(subject: Subject) -> None:
+def assert_red(workload: Workload) -> None:
     def never(*_: Any, **__: Any) -> Timing:
         raise AssertionError("timed behind a red check")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_prefill, "blocking", never)
-        done = bench.check_and_time(dataclasses.replace(subject, measure=never), 10.0, 1)
+        done = bench.check_and_time(dataclasses.replace(workload, measure=never), 10.0, 1)
     assert not done.ok
-    assert done.value > 2 * subject.limit
+    assert done.value > 2 * workload.limit
     assert "not timed" in done.detail
     assert (done.us, done.gbps, done.share) == (None, None, None)
 
@@ -219,7 +219,7 @@ def test_rows_are_batches_then_positions_then_a_prompt(monkeypatch: pytest.Monke
     found = [*model.rows(B27, [8, 1], ["xla", "pallas"], sizes)]
     assert [row.backend for row in found] == ["pallas"] * 4
     assert {row.backend for row in model.rows(B27, [1], ["xla"], sizes)} == {"xla"}
-    large = [*model.subjects(B27.gdn, [1], ["pallas"])]
+    large = [*model.workloads(B27.gdn, [1], ["pallas"])]
     assert [row.shape for row in large[2:]] == [f"{per}_p100000", f"{per}_t8192"]
 
 
@@ -233,9 +233,9 @@ def test_the_command_has_models_by_name_alone(
         "needed --preset qwen3.5-27b or qwen3.5-9b\n"
     )
     asked = []
-    monkeypatch.setattr(bench, "subjects", lambda cfg, suites, *_: asked.append(suites))
+    monkeypatch.setattr(command, "workloads", lambda cfg, suites, *_: asked.append(suites))
     assert run() == 2
-    assert asked == [tuple(name for name in command.SUITES if name != "model")]
+    assert asked == [tuple(name for name in bench.SUITES if name != "model")]
 
 
 def test_on_a_cpu_the_command_takes_four_layers_and_says_so(tmp_path: Path) -> None:

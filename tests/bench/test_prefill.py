@@ -14,9 +14,9 @@ from gdn_jax.bench import run as bench
 from gdn_jax.bench import slope
 from gdn_jax.bench.rows import matrix_check, row
 from gdn_jax.bench.slope import Timing
-from gdn_jax.bench.subject import Subject
 from gdn_jax.bench.suites import chunks, prefill, prefill_layer
 from gdn_jax.bench.suites.chunks import Case
+from gdn_jax.bench.workload import Workload
 from gdn_jax.cli import main
 from gdn_jax.config import PRESETS
 from gdn_jax.layer import steps
@@ -79,7 +79,7 @@ def test_rows_stand_beside_the_matrix_product_and_have_their_memory(found: dict[
 
 
 def test_the_most_important_rows_come_first() -> None:
-    ids = [s.id for s in prefill.subjects(BIG, prefill.TOKENS, ("xla", "pallas"))]
+    ids = [s.id for s in prefill.workloads(BIG, prefill.TOKENS, ("xla", "pallas"))]
     short = [
         id_.removeprefix("bench.").removesuffix("_b1").replace("48x128x128_", "") for id_ in ids
     ]
@@ -99,7 +99,7 @@ def test_flops_and_bytes_are_those_of_the_form() -> None:
     tokens = 2 * T * (2 * 2 * 16 + 2 * 4 * 8) + 2 * 4 * T * 4
     assert chunks.bytes_of(CASE) == tokens + 2 * 4 * 4 * 16 * 8
     assert chunks.bytes_of(PACKED) == tokens + 2 * 4 * 8 * 4 * 16 * 8
-    whole, projections, convolution, rule = prefill_layer.subjects(TINY, T, "xla")
+    whole, projections, convolution, rule = prefill_layer.workloads(TINY, T, "xla")
     weights = 64 * (96 + 32 + 4 + 4 + 32)
     assert projections.flops == 2 * T * weights
     assert projections.flops + convolution.flops + rule.flops == whole.flops
@@ -164,10 +164,10 @@ def test_calls_of_a_program_are_not_merged(monkeypatch: pytest.MonkeyPatch) -> N
         assert text.count(" dot(") == count, text
 
 
-def assert_red(subject: Subject) -> None:
-    done = bench.check_and_time(subject, 10.0, 1)
+def assert_red(workload: Workload) -> None:
+    done = bench.check_and_time(workload, 10.0, 1)
     assert done.detail.endswith("not timed"), "an error is not what is looked for"
-    line = row(subject, done, None, 100.0)
+    line = row(workload, done, None, 100.0)
     assert line["ok"] is False
     assert line["us"] is line["share_matrix"] is line["peak_bytes"] is None
 
@@ -179,8 +179,8 @@ def stale_state(*operands: Any, **options: Any) -> Any:
 
 def test_a_wrong_rule_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "chunk_gated_delta_rule", stale_state)
-    assert_red(chunks.subject(CASE, "xla"))
-    assert_red(chunks.subject(PACKED, "xla"))
+    assert_red(chunks.workload(CASE, "xla"))
+    assert_red(chunks.workload(PACKED, "xla"))
 
 
 def wrong_convolution(*operands: Any) -> Any:
@@ -212,7 +212,7 @@ def test_a_wrong_part_of_a_layer_is_red(
     name: str, wrong: Callable[..., Any], index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefill_layer, name, wrong)
-    assert_red([*prefill_layer.subjects(TINY, T, "xla")][index])
+    assert_red([*prefill_layer.workloads(TINY, T, "xla")][index])
 
 
 def test_a_layer_is_held_to_its_reference_and_that_to_float64() -> None:

@@ -11,20 +11,20 @@ import pytest
 
 from gdn_jax.bench import run as bench
 from gdn_jax.bench.peers import prefill_peers
-from gdn_jax.bench.subject import Subject
 from gdn_jax.bench.suites import chunks
+from gdn_jax.bench.workload import Workload
 from gdn_jax.errors import BackendUnavailableError
 from tests.bench.test_prefill import CASE, TINY, T, assert_red, stale_state
 
 
-def jla_row(monkeypatch: pytest.MonkeyPatch, operator: Callable[..., Any]) -> Subject:
+def jla_row(monkeypatch: pytest.MonkeyPatch, operator: Callable[..., Any]) -> Workload:
     """The row of a jax-linear-attention that computes this."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     names = ("jla", "jla.ops", "jla.ops.mosaic_gpu", "jla.ops.mosaic_gpu.gated_delta_rule")
     for name in names:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setattr(sys.modules[names[-1]], "gated_delta_rule", operator, raising=False)
-    return next(prefill_peers.subjects(TINY, [T]))
+    return next(prefill_peers.workloads(TINY, [T]))
 
 
 def test_jla_is_checked_on_repeated_heads_and_its_faults_are_listed(
@@ -52,11 +52,11 @@ def test_jla_is_checked_on_repeated_heads_and_its_faults_are_listed(
         jla_row(monkeypatch, refuses).make()
 
 
-def fla_row(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> Subject:
+def fla_row(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> Workload:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(prefill_peers, "asked", answer)
     prefill_peers._answers.cache_clear()
-    return [*prefill_peers.subjects(TINY, [T])][-1]
+    return [*prefill_peers.workloads(TINY, [T])][-1]
 
 
 def test_fla_is_checked_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from gdn_jax.bench import render as terminal
 from gdn_jax.bench.roofline import PLOTS, roofline
 from gdn_jax.bench.rows import COPIES, TimedCheck, copy_check, ratios, row
 from gdn_jax.bench.slope import Timing
-from gdn_jax.bench.subject import Subject
+from gdn_jax.bench.workload import Workload
 from gdn_jax.report.html import render_html
 from gdn_jax.report.record import Check, Report
 from gdn_jax.report.render import console
@@ -40,14 +40,14 @@ def result(us: dict[tuple[str, str, int], float], date: str = "2026-11-30") -> R
     report.checks[1] = dataclasses.replace(report.checks[1], value=4000.0)
     rows = report.tables.setdefault("bench", [])
     for (kernel, backend, batch), time in us.items():
-        subject = Subject(
+        workload = Workload(
             kernel, backend, "4x8", batch, 10**7, 4 * 10**7, 1, lambda: pytest.fail("made")
         )
         timing = Timing(time * 1e-6, time * 0.9e-6, time * 1.1e-6, 7)
         error = 1e-7 if time else math.inf
-        done = TimedCheck.of(subject, error, "to float64", timing, report.checks[0].value)
+        done = TimedCheck.of(workload, error, "to float64", timing, report.checks[0].value)
         report.checks.append(done)
-        rows.append(row(subject, done, report.checks[1].value))
+        rows.append(row(workload, done, report.checks[1].value))
     report.tables["ratios"] = ratios(rows)
     report.tables["not_run"] = [{"id": "bench.middle_pallas.4x8_b1", "reason": "none yet"}]
     return report
@@ -216,7 +216,7 @@ def test_terminal_has_tokens_a_second_and_checks_of_several_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     report = result({("slots_step_q4", "pallas", batch): 20.0 * batch for batch in (1, 8)})
-    plain = Subject("slots_step_q4", "pallas", "4x8", 8, 10**7, 1, 1, lambda: pytest.fail("made"))
+    plain = Workload("slots_step_q4", "pallas", "4x8", 8, 10**7, 1, 1, lambda: pytest.fail("made"))
     timing = Timing(2e-5, 2e-5, 2e-5, 7)
     done = TimedCheck.of(plain, 0.0, "", timing)
     report.tables["bench"][1] = row(dataclasses.replace(plain, tokens=8), done)

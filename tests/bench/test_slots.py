@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import pytest
 
 from gdn_jax.bench import run as bench
-from gdn_jax.bench import subject
+from gdn_jax.bench import workload
 from gdn_jax.bench.pools import Contents
 from gdn_jax.bench.rows import TimedCheck, row
 from gdn_jax.bench.slope import Timing
-from gdn_jax.bench.subject import Subject
 from gdn_jax.bench.suites import branches, layer, slots
+from gdn_jax.bench.workload import Workload
 from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.serving.bank import LayerBank
 from gdn_jax.serving.pool import StatePool
@@ -40,17 +40,17 @@ def forgets() -> Any:
     forget()
 
 
-def step_row() -> Subject:
-    return next(slots.subjects(TINY, [2], ["xla"]))
+def step_row() -> Workload:
+    return next(slots.workloads(TINY, [2], ["xla"]))
 
 
-def branch_rows(*kernels: str) -> list[Subject]:
-    return [s for s in branches.subjects(TINY, [2], ["xla"]) if s.kernel in kernels]
+def branch_rows(*kernels: str) -> list[Workload]:
+    return [s for s in branches.workloads(TINY, [2], ["xla"]) if s.kernel in kernels]
 
 
-def assert_red(subjects: list[Subject]) -> None:
-    assert subjects
-    for one in subjects:
+def assert_red(workloads: list[Workload]) -> None:
+    assert workloads
+    for one in workloads:
         done = bench.check_and_time(one, 10.0, 1)
         assert done.detail.endswith("not timed"), "an error is not what is looked for"
         found = row(one, done)
@@ -160,7 +160,7 @@ def test_bytes_of_27b() -> None:
     cfg = PRESETS["qwen3.5-27b"]
     state, history = branches.state_bytes(cfg)
     assert (state, history) == (4 * 48 * 128 * 128, 4 * 3 * 10240)
-    found = {(s.kernel, s.batch): s.bytes for s in branches.subjects(cfg, [1, 8], ["xla"])}
+    found = {(s.kernel, s.batch): s.bytes for s in branches.workloads(cfg, [1, 8], ["xla"])}
     assert found["fork", 8] == 9 * (state + history)
     assert found["commit_snapshot", 8] == 16 * (state + history)
     kept = branches.record_bytes(cfg, "snapshot") / branches.record_bytes(cfg, "replay")
@@ -170,10 +170,10 @@ def test_bytes_of_27b() -> None:
 
 
 def test_rows_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (slots, subject):
+    for module in (slots, workload):
         monkeypatch.setattr(module, "on_gpu", lambda: True)
     cfg, batches = PRESETS["qwen3.5-27b"], [1, 8, 256]
-    rows = list(slots.subjects(cfg, batches, ["xla", "pallas"]))
+    rows = list(slots.workloads(cfg, batches, ["xla", "pallas"]))
     assert len({s.id for s in rows}) == len(rows)
     steps = [(s.shape, s.batch) for s in rows if s.kernel == slots.STEP and s.backend == "pallas"]
     assert steps == [("d5120_n512", b) for b in batches] + [
@@ -186,7 +186,7 @@ def test_rows_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def timed(batch: int, us: float, shape: str = "d5120_n128") -> dict[str, Any]:
     moved = layer.sizes(PRESETS["qwen3.5-27b"], "q4", batch)[1]
-    plain = Subject(slots.STEP, "pallas", shape, batch, moved, 1, 1, lambda: pytest.fail("made"))
+    plain = Workload(slots.STEP, "pallas", shape, batch, moved, 1, 1, lambda: pytest.fail("made"))
     time = Timing(us * 1e-6, us * 1e-6, us * 1e-6, 7)
     return row(plain, TimedCheck.of(plain, 0.0 if us else 1.0, "", time))
 

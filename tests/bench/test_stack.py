@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from gdn_jax.bench.subject import Prepared
 from gdn_jax.bench.suites import delta, layer
+from gdn_jax.bench.workload import Prepared
 from gdn_jax.config import PRESETS
 from gdn_jax.serving.bank import LayerBank
 from tests.support.tools import assert_close
@@ -73,14 +73,14 @@ def test_a_jit_of_a_few_layers_takes_only_their_weights(monkeypatch: pytest.Monk
     assert taken == [[0, 1], [2]]
 
 
-@pytest.mark.parametrize(("module", "make"), [(delta, delta.subjects), (layer, layer.one_layer)])
+@pytest.mark.parametrize(("module", "make"), [(delta, delta.workloads), (layer, layer.one_layer)])
 def test_a_chain_walked_often_is_the_chain_again_and_again(
     monkeypatch: pytest.MonkeyPatch, module: Any, make: Any
 ) -> None:
     monkeypatch.setattr(module, "rounds_for", lambda *_: 3)
-    subject = next(make(TINY, [1], ["xla"]))
-    assert subject.links == 6
-    made = subject.make()
+    workload = next(make(TINY, [1], ["xla"]))
+    assert workload.links == 6
+    made = workload.make()
     # A chain gives away what it is given.
     copies = [jax.tree.map(lambda x: x + 0, made.carry) for _ in range(2)]
     often = made.run(copies[0])

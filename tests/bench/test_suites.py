@@ -14,8 +14,8 @@ from gdn_jax import oracle
 from gdn_jax.bench import run as bench
 from gdn_jax.bench.rows import TimedCheck, copy_check, ratios, row
 from gdn_jax.bench.slope import Timing
-from gdn_jax.bench.subject import Prepared, Subject
 from gdn_jax.bench.suites import delta, layer, products, roundtrip
+from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.cli import main
 from gdn_jax.config import PRESETS
 from gdn_jax.errors import BackendUnavailableError
@@ -39,20 +39,20 @@ def made(error: float, measured: Callable[[int], Timing] | None = None) -> Prepa
     return Prepared(lambda: error, lambda carry: carry, None, "by hand", timing)
 
 
-def subject(make: Callable[[], Prepared], batch: int = 1, **changes: Any) -> Subject:
-    plain = Subject("k", "pallas", "4x8", batch, 6000, 12000, 2, make)
+def workload(make: Callable[[], Prepared], batch: int = 1, **changes: Any) -> Workload:
+    plain = Workload("k", "pallas", "4x8", batch, 6000, 12000, 2, make)
     return dataclasses.replace(plain, **changes)
 
 
-def report_of(*subjects: Subject, **options: Any) -> Report:
+def report_of(*workloads: Workload, **options: Any) -> Report:
     report = Report({}, {})
     with stages(1) as stage:
-        bench.run(subjects, report, stage=stage, repetitions=1, **options)
+        bench.run(workloads, report, stage=stage, repetitions=1, **options)
     return report
 
 
 def test_a_green_row_has_the_figures_of_its_time() -> None:
-    one = subject(lambda: made(1e-7), layers=4)
+    one = workload(lambda: made(1e-7), layers=4)
     done = bench.check_and_time(one, 12.0, 7)
     found = row(one, done)
     assert found["id"] == "bench.k_pallas.4x8_b1"
@@ -71,7 +71,7 @@ def test_a_red_row_is_neither_timed_nor_given_a_time(error: float) -> None:
     def never(count: int) -> Timing:
         raise AssertionError("timed behind a red check")
 
-    report = report_of(subject(lambda: made(error, never)))
+    report = report_of(workload(lambda: made(error, never)))
     (found,) = report.tables["bench"]
     assert not report.ok
     assert found["ok"] is False
@@ -84,7 +84,7 @@ def test_a_row_that_breaks_is_red_and_the_rest_goes_on() -> None:
     def breaks() -> Prepared:
         raise RuntimeError("out of memory\nmore")
 
-    report = report_of(subject(breaks), subject(lambda: made(0.0), batch=2))
+    report = report_of(workload(breaks), workload(lambda: made(0.0), batch=2))
     assert [check.ok for check in report.checks] == [True, True, False, True]
     assert "RuntimeError: out of memory" in report.checks[2].detail
 
@@ -94,7 +94,7 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
         raise KeyboardInterrupt
 
     batches = zip((lambda: made(0.0), interrupts, lambda: made(0.0)), (1, 2, 4), strict=True)
-    report = report_of(*(subject(make, batch=B) for make, B in batches))
+    report = report_of(*(workload(make, batch=B) for make, B in batches))
     assert [row["batch"] for row in report.tables["bench"]] == [1]
     left = {line["id"]: line["reason"] for line in report.tables["not_run"]}
     assert left == {f"bench.k_pallas.4x8_b{B}": "interrupted" for B in (2, 4)}
@@ -104,16 +104,16 @@ def test_what_cannot_run_is_listed_and_all_of_it_is_an_error() -> None:
     def refuses() -> Prepared:
         raise BackendUnavailableError("no such card")
 
-    report = report_of(subject(refuses), subject(lambda: made(0.0), batch=2))
+    report = report_of(workload(refuses), workload(lambda: made(0.0), batch=2))
     assert report.tables["not_run"] == [{"id": "bench.k_pallas.4x8_b1", "reason": "no such card"}]
     assert report.ok
     with pytest.raises(BackendUnavailableError, match="no such card"):
-        report_of(subject(refuses))
+        report_of(workload(refuses))
 
 
 def test_rows_that_no_longer_fit_are_listed() -> None:
     now = iter(range(0, 1000, 10))
-    rows = [subject(lambda: made(0.0), batch=batch) for batch in (1, 2, 4)]
+    rows = [workload(lambda: made(0.0), batch=batch) for batch in (1, 2, 4)]
     report = report_of(*rows, time_limit=55, clock=lambda: float(next(now)))
     assert [r["batch"] for r in report.tables["bench"]] == [1, 2]
     (left,) = report.tables["not_run"]
@@ -122,13 +122,13 @@ def test_rows_that_no_longer_fit_are_listed() -> None:
 
 def test_a_row_that_works_for_others_does_not_end_the_run() -> None:
     now = iter([0, 0, 1, 1, 61, 61, 62, 62, 63])
-    rows = [subject(lambda: made(0.0), batch=batch) for batch in (1, 2, 4)]
+    rows = [workload(lambda: made(0.0), batch=batch) for batch in (1, 2, 4)]
     report = report_of(*rows, time_limit=90, clock=lambda: float(next(now)))
     assert [r["batch"] for r in report.tables["bench"]] == [1, 2, 4]
 
 
 def test_ratios_need_both_times() -> None:
-    ours, theirs = (subject(lambda: made(0.0), backend=b) for b in ("pallas", "xla"))
+    ours, theirs = (workload(lambda: made(0.0), backend=b) for b in ("pallas", "xla"))
     fast, slow = Timing(1e-6, 1e-6, 1e-6, 1), Timing(3e-6, 3e-6, 3e-6, 1)
     green = row(ours, TimedCheck.of(ours, 0.0, "", fast))
     other = row(theirs, TimedCheck.of(theirs, 0.0, "", slow))
@@ -251,7 +251,7 @@ def test_a_wrong_delta_rule_and_a_wrong_round_trip_are_red(monkeypatch: pytest.M
         return o, S.at[-1, -1, 0, 0].add(1e-3)
 
     monkeypatch.setattr(delta, "recurrent_gated_delta_rule", wrong)
-    (one,) = delta.subjects(TINY, [2], ["xla"])
+    (one,) = delta.workloads(TINY, [2], ["xla"])
     assert not bench.check_and_time(one, None, 1).ok
 
     decode = roundtrip.bank_decode
@@ -261,7 +261,7 @@ def test_a_wrong_delta_rule_and_a_wrong_round_trip_are_red(monkeypatch: pytest.M
         return jnp.nextafter(ys, 9.0), state
 
     monkeypatch.setattr(roundtrip, "bank_decode", off)
-    host, _ = roundtrip.subjects(TINY, [1], ["xla"])
+    host, _ = roundtrip.workloads(TINY, [1], ["xla"])
     assert bench.check_and_time(host, None, 1).value == 32 * TINY.d_model
 
 

@@ -6,8 +6,9 @@ import re
 import pytest
 from rich.console import Console
 
+from gdn_jax.report.numbers import number
 from gdn_jax.report.record import Report
-from gdn_jax.report.render import number, render
+from gdn_jax.report.render import render
 from tests.support.made_up import OPERATORS, Q4_PAIRS, made_up_report
 
 

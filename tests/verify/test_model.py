@@ -238,11 +238,3 @@ def test_bad_input_is_one_line(
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("gdn-jax: ")]
     assert len(lines) == 1
     assert said in lines[0]
-
-
-def test_without_the_bundled_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(checks, "BUNDLED", tmp_path)
-    assert run() == 2
-    assert "no bundled checkpoint" in capsys.readouterr().err

@@ -11,20 +11,22 @@ from pathlib import Path
 import numpy as np
 
 from gdn_jax.bench.slope import REPETITIONS, Timing
-from gdn_jax.bench.subject import Prepared, Subject
 from gdn_jax.bench.suites.delta import LAYERS, draw, error, sizes
+from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
 
 _TIMEOUT = 300
 
 
-def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def workloads(
+    cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
+) -> Iterator[Workload]:
     """``fused_recurrent_gated_delta_rule``: a CUDA graph over the states of 48 layers."""
     for batch in batches if backends else ():
         shape, moved, flops = sizes(cfg, batch)
         make = functools.partial(_make, cfg, tuple(batches), batch)
-        yield Subject("delta", "fla", shape, batch, moved, flops, LAYERS, make)
+        yield Workload("delta", "fla", shape, batch, moved, flops, LAYERS, make)
 
 
 def _make(cfg: GDNConfig, batches: tuple[int, ...], batch: int) -> Prepared:

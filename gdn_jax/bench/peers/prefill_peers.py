@@ -13,9 +13,9 @@ import numpy as np
 
 from gdn_jax.bench.peers.peer import asked
 from gdn_jax.bench.slope import REPETITIONS, Timing
-from gdn_jax.bench.subject import Prepared, Subject
 from gdn_jax.bench.suites import chunks
 from gdn_jax.bench.suites.chunks import Case
+from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.report.metrics import distance
@@ -26,7 +26,7 @@ _TIMEOUT = 120
 _JLA = "jla.ops.mosaic_gpu.gated_delta_rule"
 
 
-def subjects(cfg: GDNConfig, tokens: Sequence[int]) -> Iterator[Subject]:
+def workloads(cfg: GDNConfig, tokens: Sequence[int]) -> Iterator[Workload]:
     """jax-linear-attention in this process, flash-linear-attention in one of its own."""
     for T in tokens:
         yield _row(Case(cfg, T), "jla", functools.partial(_make_jla, Case(cfg, T)))
@@ -34,7 +34,7 @@ def subjects(cfg: GDNConfig, tokens: Sequence[int]) -> Iterator[Subject]:
         yield _row(Case(cfg, T), "fla", functools.partial(_make_fla, Case(cfg, T), tuple(tokens)))
 
 
-def _row(case: Case, name: str, make: Callable[[], Prepared]) -> Subject:
+def _row(case: Case, name: str, make: Callable[[], Prepared]) -> Workload:
     return chunks.row_of(case, "chunk", name, make)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from gdn_jax import oracle
 from gdn_jax._core.backend import select_backend
 from gdn_jax.bench.pools import Contents, rows_of
-from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for
 from gdn_jax.bench.suites.layer import DISTINCT, draw_state, exact_weights, made_bank, sizes
+from gdn_jax.bench.workload import Prepared, Workload, links_for, poisoned, rounds_for
 from gdn_jax.config import GDNConfig
 from gdn_jax.layer.state import GDNState
 from gdn_jax.report.metrics import distance
@@ -33,17 +33,19 @@ COMMITS = 32
 _OPERANDS = ("Q", "K", "V", "G", "BETA")
 
 
-def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def workloads(
+    cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
+) -> Iterator[Workload]:
     """Drafts on each backend; commits and forks, which the kernels have no part in, on xla."""
     few = [batch for batch in batches if batch in (batches[0], BATCH)]
     for batch in few:
         for scheme in SCHEMES:
             for backend in backends:
-                yield _draft_subject(cfg, batch, scheme, backend)
+                yield _draft_workload(cfg, batch, scheme, backend)
     for batch in few if "xla" in backends else ():
         for scheme in SCHEMES:
-            yield _commit_subject(cfg, batch, scheme)
-        yield _fork_subject(cfg, batch)
+            yield _commit_workload(cfg, batch, scheme)
+        yield _fork_workload(cfg, batch)
 
 
 def state_bytes(cfg: GDNConfig) -> tuple[int, int]:
@@ -92,7 +94,7 @@ def _committed_error(cfg: GDNConfig, after: GDNState) -> float:
     )
 
 
-def _draft_subject(cfg: GDNConfig, batch: int, scheme: str, backend: str) -> Subject:
+def _draft_workload(cfg: GDNConfig, batch: int, scheme: str, backend: str) -> Workload:
     """``LayerBank.draft_slots``: TD decode steps, and what is kept of them written."""
     shape, moved, flops = sizes(cfg, TIER, batch)
     kept = batch * (record_bytes(cfg, scheme) + 4 * TD * cfg.conv_dim)
@@ -102,7 +104,7 @@ def _draft_subject(cfg: GDNConfig, batch: int, scheme: str, backend: str) -> Sub
     make = functools.partial(_make_draft, cfg, batch, scheme, backend, layers, rounds)
     name, links, tokens = f"draft_{scheme}", layers * rounds, TD * batch
     shape = f"{shape}_t{TD}"
-    return Subject(name, backend, shape, batch, moved, flops, links, make, tokens=tokens)
+    return Workload(name, backend, shape, batch, moved, flops, links, make, tokens=tokens)
 
 
 def _make_draft(
@@ -149,7 +151,7 @@ def draft_error(cfg: GDNConfig, ys: jax.Array, record: DraftRecord) -> float:
     )
 
 
-def _commit_subject(cfg: GDNConfig, batch: int, scheme: str) -> Subject:
+def _commit_workload(cfg: GDNConfig, batch: int, scheme: str) -> Workload:
     """``StatePool.commit``: the state written, and read or made again from what is kept."""
     S, hist = state_bytes(cfg)
     moved = 2 * batch * (S + hist) + (batch * record_bytes(cfg, scheme)) * (scheme == "replay")
@@ -157,7 +159,7 @@ def _commit_subject(cfg: GDNConfig, batch: int, scheme: str) -> Subject:
     flops = 7 * sum(_accepted(batch).tolist()) * (S // 4) * (scheme == "replay")
     make = functools.partial(_make_commit, cfg, batch, scheme, links)
     shape = f"d{cfg.d_model}_t{TD}"
-    return Subject(f"commit_{scheme}", "xla", shape, batch, moved, flops, links, make)
+    return Workload(f"commit_{scheme}", "xla", shape, batch, moved, flops, links, make)
 
 
 def _make_commit(cfg: GDNConfig, batch: int, scheme: str, links: int) -> Prepared:
@@ -177,14 +179,14 @@ def _make_commit(cfg: GDNConfig, batch: int, scheme: str, links: int) -> Prepare
     return Prepared(check, lambda c: _commits(c, pairs, accepted), pool)
 
 
-def _fork_subject(cfg: GDNConfig, batch: int) -> Subject:
+def _fork_workload(cfg: GDNConfig, batch: int) -> Workload:
     """The device's part of ``StatePool.fork``: one slot read, ``batch`` written."""
     moved = (1 + batch) * sum(state_bytes(cfg))
     links = links_for(moved)
     rounds = rounds_for(moved, links)
     make = functools.partial(_make_fork, cfg, batch, links, rounds)
     unit, shape = "wrong slots", f"d{cfg.d_model}"
-    return Subject("fork", "xla", shape, batch, moved, 0, links * rounds, make, 0, unit)
+    return Workload("fork", "xla", shape, batch, moved, 0, links * rounds, make, 0, unit)
 
 
 def _make_fork(cfg: GDNConfig, batch: int, links: int, rounds: int) -> Prepared:

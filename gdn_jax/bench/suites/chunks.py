@@ -12,7 +12,7 @@ from jax import lax
 
 from gdn_jax import oracle
 from gdn_jax._core.backend import select_backend
-from gdn_jax.bench.subject import Prepared, Subject, on_gpu, peak_bytes, poisoned
+from gdn_jax.bench.workload import Prepared, Workload, on_gpu, peak_bytes, poisoned
 from gdn_jax.config import GDNConfig
 from gdn_jax.ops.delta_rule import chunk_gated_delta_rule
 from gdn_jax.report.metrics import distance
@@ -51,21 +51,21 @@ class Case(NamedTuple):
     sequences: int = 1
 
 
-def subject(case: Case, backend: str) -> Subject:
+def workload(case: Case, backend: str) -> Workload:
     """:func:`gdn_jax.chunk_gated_delta_rule` with the final state."""
     kernel = "chunk_packed" if case.sequences > 1 else "chunk"
     kernel += "_f32" * (case.dtype == "float32")
     return row_of(case, kernel, backend, functools.partial(_make, case, backend))
 
 
-def row_of(case: Case, kernel: str, backend: str, make: Callable[[], Prepared]) -> Subject:
+def row_of(case: Case, kernel: str, backend: str, make: Callable[[], Prepared]) -> Workload:
     """A row whose figures are those of the chunked form, whoever computes it."""
     cfg, T, links = case.cfg, case.tokens, rounds(case)
     shape = f"{cfg.num_v_heads}x{cfg.head_k_dim}x{cfg.head_v_dim}_t{T}"
     limit = LIMIT_F32 if case.dtype == "float32" else LIMIT
     moved, flops = bytes_of(case), flops_of(cfg, T)
     sizes = (shape, 1, moved, flops, links)
-    return Subject(kernel, backend, *sizes, make, limit, matrix=True)
+    return Workload(kernel, backend, *sizes, make, limit, matrix=True)
 
 
 def flops_of(cfg: GDNConfig, tokens: int) -> int:

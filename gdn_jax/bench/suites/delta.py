@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax import oracle
-from gdn_jax.bench.subject import LIMIT, Prepared, Subject, links_for, poisoned, rounds_for, walked
+from gdn_jax.bench.workload import (
+    LIMIT,
+    Prepared,
+    Workload,
+    links_for,
+    poisoned,
+    rounds_for,
+    walked,
+)
 from gdn_jax.config import GDNConfig
 from gdn_jax.ops.delta_rule import recurrent_gated_delta_rule
 from gdn_jax.report.metrics import distance
@@ -44,14 +52,16 @@ def sizes(cfg: GDNConfig, batch: int) -> tuple[str, int, int]:
     return f"{HV}x{K}x{V}", 8 * elements + small, 7 * elements
 
 
-def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def workloads(
+    cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
+) -> Iterator[Workload]:
     """:func:`gdn_jax.recurrent_gated_delta_rule`, T = 1, over the states of 48 layers."""
     for batch in batches:
         for backend in backends:
-            yield _subject(cfg, batch, backend)
+            yield _workload(cfg, batch, backend)
 
 
-def _subject(cfg: GDNConfig, batch: int, backend: str) -> Subject:
+def _workload(cfg: GDNConfig, batch: int, backend: str) -> Workload:
     shape, moved, flops = sizes(cfg, batch)
     layers = links_for(moved, LAYERS)
     rounds = rounds_for(moved, layers)
@@ -88,4 +98,4 @@ def _subject(cfg: GDNConfig, batch: int, backend: str) -> Subject:
         )
 
     links = layers * rounds
-    return Subject("delta", backend, shape, batch, moved, flops, links, make, LIMIT)
+    return Workload("delta", backend, shape, batch, moved, flops, links, make, LIMIT)

@@ -14,8 +14,16 @@ import numpy as np
 from gdn_jax import oracle
 from gdn_jax._core.backend import select_backend
 from gdn_jax.bench.slope import blocking
-from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu, poisoned, rounds_for, walked
 from gdn_jax.bench.suites import products
+from gdn_jax.bench.workload import (
+    Prepared,
+    Workload,
+    links_for,
+    on_gpu,
+    poisoned,
+    rounds_for,
+    walked,
+)
 from gdn_jax.config import GDNConfig
 from gdn_jax.layer.compose import decode_step
 from gdn_jax.layer.params import LARGE, GDNParams, init_params, param_dims
@@ -42,16 +50,18 @@ _init = jax.jit(init_params, static_argnames="cfg")
 _step = jax.jit(decode_step, static_argnames=("cfg", "backend"))
 
 
-def one_layer(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def one_layer(
+    cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
+) -> Iterator[Workload]:
     """:func:`gdn_jax.decode_step`, each layer of a chain on the last one's output."""
     for tier in TIERS:
         links = min(links_for(_weight_bytes(cfg, tier)), 8)
         for batch in batches:
             for backend in backends:
-                yield _subject(f"layer_{tier}", tier, cfg, batch, backend, links)
+                yield _workload(f"layer_{tier}", tier, cfg, batch, backend, links)
 
 
-def stack(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def stack(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Workload]:
     """48 layers of a LayerBank in one jit, a token a call: queued, and waited for one by one.
 
     In int4 on the GPU kernels also in jits of a few layers each (``_by6`` in the shape), so that
@@ -61,7 +71,7 @@ def stack(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> It
     for batch, backend, tier in itertools.product(batches, backends, ("q4", "bf16")):
         shape, moved, flops = sizes(cfg, tier, batch)
         make = functools.partial(_make_stack, cfg, tier, backend, batch, layers)
-        queued = Subject(
+        queued = Workload(
             f"stack_{tier}",
             backend,
             f"{layers}x{shape}",
@@ -174,9 +184,9 @@ def _params(cfg: GDNConfig, tier: str, backend: str, layers: int) -> list[GDNPar
     return [kernel_form(p) if backend == "pallas" else p for p in drawn]
 
 
-def _subject(
+def _workload(
     kernel: str, tier: str, cfg: GDNConfig, batch: int, backend: str, layers: int
-) -> Subject:
+) -> Workload:
     shape, moved, flops = sizes(cfg, tier, batch)
     rounds = rounds_for(moved, layers)
 
@@ -208,12 +218,12 @@ def _subject(
             carry,
         )
 
-    return Subject(kernel, backend, shape, batch, moved, flops, layers * rounds, make)
+    return Workload(kernel, backend, shape, batch, moved, flops, layers * rounds, make)
 
 
 @functools.lru_cache(maxsize=1)
 def made_bank(cfg: GDNConfig, tier: str, backend: str, layers: int) -> LayerBank:
-    """The bank, kept for the next subject of the same."""
+    """The bank, kept for the next workload of the same."""
     bank = LayerBank(cfg, layers)
     for layer, params in enumerate(_params(cfg, tier, backend, layers)):
         bank = bank.preload(layer, params)

@@ -13,8 +13,8 @@ import pallas_kernels.kernels.middle
 import pallas_kernels.support
 from gdn_jax import oracle
 from gdn_jax._core.backend import select_backend
-from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for, walked
 from gdn_jax.bench.suites import delta
+from gdn_jax.bench.workload import Prepared, Workload, links_for, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
 from gdn_jax.report.metrics import distance, unequal
 from pallas_kernels import tuning
@@ -25,7 +25,9 @@ SPLITS = 8
 """Partial sums of each large projection, which this kernel adds up."""
 
 
-def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def workloads(
+    cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
+) -> Iterator[Workload]:
     """The middle kernel, which XLA has no counterpart of, over the states of 48 layers."""
     for batch in batches if "pallas" in backends else ():
         shape, moved, flops = delta.sizes(cfg, batch)
@@ -33,7 +35,7 @@ def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) ->
         links = links_for(moved, delta.LAYERS)
         rounds = rounds_for(moved, links)
         make = functools.partial(_make, cfg, batch, links, rounds)
-        yield Subject("middle", "pallas", shape, batch, moved, flops, links * rounds, make)
+        yield Workload("middle", "pallas", shape, batch, moved, flops, links * rounds, make)
 
 
 def draw(cfg: GDNConfig, batch: int) -> dict[str, np.ndarray]:

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gdn_jax.bench.subject import Subject, on_gpu
 from gdn_jax.bench.suites import model_decode, model_prefill
+from gdn_jax.bench.workload import Workload, on_gpu
 from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.errors import ConfigError
 from gdn_jax.models.config import ModelConfig
@@ -24,7 +24,9 @@ _LAYERS, _VOCABULARY = 4, 4096
 """Of a model where no GPU is measured."""
 
 
-def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def workloads(
+    cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
+) -> Iterator[Workload]:
     """The rows of the model that has such layers; on a CPU of its first four layers.
 
     Raises:
@@ -44,7 +46,7 @@ def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) ->
 
 def rows(
     cfg: ModelConfig, batches: Sequence[int], backends: Sequence[str], sizes: Sizes
-) -> Iterator[Subject]:
+) -> Iterator[Workload]:
     """Steps by batch and by position, then a prompt.
 
     On a GPU XLA's rows only where they are asked for by name.
@@ -52,7 +54,7 @@ def rows(
     first, *others = sizes.positions
     for backend in backends[-1:] if on_gpu() else backends:
         for batch in batches:
-            yield model_decode.subject(cfg, backend, batch, first)
+            yield model_decode.workload(cfg, backend, batch, first)
         for position in others:
-            yield model_decode.subject(cfg, backend, 1, position)
-        yield model_prefill.subject(cfg, backend, sizes.prompt)
+            yield model_decode.workload(cfg, backend, 1, position)
+        yield model_prefill.workload(cfg, backend, sizes.prompt)

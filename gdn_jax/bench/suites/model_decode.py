@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax.bench.rows import MODEL_DECODE
-from gdn_jax.bench.subject import Prepared, Subject
 from gdn_jax.bench.suites import model_work as work
 from gdn_jax.bench.suites.layer import DISTINCT
+from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.layer.state import GDNState
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
@@ -29,9 +29,9 @@ _STATE = 0.3
 """How large numbers of a state are after many tokens."""
 
 
-def subject(cfg: ModelConfig, backend: str, batch: int, position: int) -> Subject:
+def workload(cfg: ModelConfig, backend: str, batch: int, position: int) -> Workload:
     """:func:`gdn_jax.models.generation.device.decode`, greedy; a link is a token of every row."""
-    return Subject(
+    return Workload(
         MODEL_DECODE,
         backend,
         f"{work.shape(cfg)}_p{position}",

@@ -10,8 +10,8 @@ import numpy as np
 
 from gdn_jax.bench.rows import MODEL_PREFILL
 from gdn_jax.bench.slope import Timing, blocking
-from gdn_jax.bench.subject import Prepared, Subject
 from gdn_jax.bench.suites import model_work as work
+from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.forward import Call, prefill_blocks
@@ -28,9 +28,9 @@ _TIMES = 3
 """Measurements at most: each takes seconds, and they lie close together."""
 
 
-def subject(cfg: ModelConfig, backend: str, tokens: int) -> Subject:
+def workload(cfg: ModelConfig, backend: str, tokens: int) -> Workload:
     """:func:`gdn_jax.models.generation.device.prefill` and the choice of a token, waited for."""
-    return Subject(
+    return Workload(
         MODEL_PREFILL,
         backend,
         f"{work.shape(cfg)}_t{tokens}",

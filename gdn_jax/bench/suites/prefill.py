@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from gdn_jax.bench.peers import prefill_peers
-from gdn_jax.bench.subject import Subject
 from gdn_jax.bench.suites import prefill_layer
-from gdn_jax.bench.suites.chunks import Case, subject
+from gdn_jax.bench.suites.chunks import Case, workload
+from gdn_jax.bench.workload import Workload
 from gdn_jax.config import GDNConfig
 from gdn_jax.report.record import Row
 
@@ -17,24 +17,24 @@ SEQUENCES = 8
 """Packed, as long as each other."""
 
 
-def subjects(cfg: GDNConfig, tokens: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def workloads(cfg: GDNConfig, tokens: Sequence[int], backends: Sequence[str]) -> Iterator[Workload]:
     """The kernels, peers on the same operands, the layer, then other operands and XLA's form."""
     each = [Case(cfg, T) for T in tokens]
     wide = [Case(cfg, T, "float32") for T in tokens if T <= F32_TOKENS]
     part = min(PACKED_TOKENS, max(tokens)) // SEQUENCES
     others = [*wide, Case(cfg, part * SEQUENCES, sequences=SEQUENCES)]
     if "pallas" in backends:
-        yield from (subject(case, "pallas") for case in each)
-        yield from prefill_peers.subjects(cfg, tokens)
+        yield from (workload(case, "pallas") for case in each)
+        yield from prefill_peers.workloads(cfg, tokens)
     T = min(LAYER_TOKENS, max(tokens))
     for backend in sorted(backends):
         if backend != "xla" or T <= XLA_TOKENS:
-            yield from prefill_layer.subjects(cfg, T, backend)
+            yield from prefill_layer.workloads(cfg, T, backend)
     if "pallas" in backends:
-        yield from (subject(case, "pallas") for case in others)
+        yield from (workload(case, "pallas") for case in others)
     if "xla" in backends:
         few = (case for case in (*each, *others) if case.tokens <= XLA_TOKENS)
-        yield from (subject(case, "xla") for case in few)
+        yield from (workload(case, "xla") for case in few)
 
 
 def parts(rows: Sequence[Row]) -> list[Row]:

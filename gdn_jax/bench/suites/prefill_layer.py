@@ -11,9 +11,9 @@ import numpy as np
 
 from gdn_jax import oracle
 from gdn_jax._core.backend import select_backend
-from gdn_jax.bench.subject import LIMIT, Prepared, Subject, peak_bytes, poisoned
 from gdn_jax.bench.suites import chunks
 from gdn_jax.bench.suites.layer import draw_params, draw_state, exact_weights, kernel_form, sizes
+from gdn_jax.bench.workload import LIMIT, Prepared, Workload, peak_bytes, poisoned
 from gdn_jax.config import GDNConfig
 from gdn_jax.layer.compose import prefill
 from gdn_jax.layer.params import GDNParams
@@ -34,7 +34,7 @@ _SPAN = 64
 _weights = functools.lru_cache(maxsize=1)(exact_weights)
 
 
-def subjects(cfg: GDNConfig, tokens: int, backend: str) -> Iterator[Subject]:
+def workloads(cfg: GDNConfig, tokens: int, backend: str) -> Iterator[Workload]:
     """:func:`gdn_jax.prefill`, then what it is made of, as it is made there."""
     D, C, state = cfg.d_model, cfg.conv_dim, cfg.num_v_heads * cfg.head_k_dim * cfg.head_v_dim
     _, one, flops = sizes(cfg, TIER, 1)
@@ -45,21 +45,21 @@ def subjects(cfg: GDNConfig, tokens: int, backend: str) -> Iterator[Subject]:
     rule = chunks.Case(cfg, tokens)
     widths = 2 * D + 2 * cfg.value_dim + C + 2 * cfg.num_v_heads
 
-    def subject(
+    def workload(
         kernel: str, moved: int, flops: int, make: Callable[..., Prepared], limit: float
-    ) -> Subject:
+    ) -> Workload:
         made = functools.partial(make, cfg, tokens, backend)
-        plain = Subject(kernel, backend, f"d{D}_t{tokens}", 1, moved, flops, 1, made, limit)
+        plain = Workload(kernel, backend, f"d{D}_t{tokens}", 1, moved, flops, 1, made, limit)
         return dataclasses.replace(plain, matrix=True)
 
     every = products + convolved + chunks.flops_of(cfg, tokens)
     whole = weights + 8 * (tokens * D + state + history)
-    yield subject(KERNEL, whole, every, _make_layer, LAYER_LIMIT)
+    yield workload(KERNEL, whole, every, _make_layer, LAYER_LIMIT)
     moved = weights + 4 * tokens * widths
-    yield subject(f"{KERNEL}_projections", moved, products, _make_projections, chunks.LIMIT)
+    yield workload(f"{KERNEL}_projections", moved, products, _make_projections, chunks.LIMIT)
     moved = 8 * (tokens * C + history) + 4 * C * cfg.conv_width
-    yield subject(f"{KERNEL}_convolution", moved, convolved, _make_convolution, LIMIT)
-    alone = chunks.subject(rule, backend)
+    yield workload(f"{KERNEL}_convolution", moved, convolved, _make_convolution, LIMIT)
+    alone = chunks.workload(rule, backend)
     yield dataclasses.replace(alone, kernel=f"{KERNEL}_rule", shape=f"d{D}_t{tokens}")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from gdn_jax._core.backend import Matrix, choose
-from gdn_jax.bench.subject import Prepared, Subject, links_for, poisoned, rounds_for, walked
+from gdn_jax.bench.workload import Prepared, Workload, links_for, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
 from gdn_jax.quant import dense
 from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
@@ -33,33 +33,33 @@ def shapes(cfg: GDNConfig) -> tuple[tuple[int, int], ...]:
     return (cfg.conv_dim + cfg.value_dim, cfg.d_model), (cfg.d_model, cfg.value_dim)
 
 
-def int4(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def int4(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Workload]:
     """The public int4 product, its weights in the exchange form for XLA, in the kernel's else.
 
     Before those of a shape, the kernel that reads the same blocks and only adds up their words.
     """
     for N, K in shapes(cfg):
         if "pallas" in backends:
-            reading = _subject("stream", "pallas", N, K, 1, 1, _read)
+            reading = _workload("stream", "pallas", N, K, 1, 1, _read)
             moved = int(N * K * BITS["stream"] / 8)
             changes = {"limit": 0, "unit": "unequal elements", "flops": 0, "bytes": moved}
             yield dataclasses.replace(reading, **changes)
         for batch, backend in itertools.product(batches, backends):
             function = functools.partial(q4_matmul, backend=backend)
-            yield _subject("int4", backend, N, K, batch, max(batches), function)
+            yield _workload("int4", backend, N, K, batch, max(batches), function)
 
 
-def floats(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def floats(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Workload]:
     """Float weights, float32 rows and sums."""
     for kernel, (N, K) in itertools.product(("float32", "bfloat16"), shapes(cfg)):
         for batch, backend in itertools.product(batches, backends):
             function = dense.matmul if backend == "xla" else float_gemv.gemv
-            yield _subject(kernel, backend, N, K, batch, max(batches), function)
+            yield _workload(kernel, backend, N, K, batch, max(batches), function)
 
 
-def _subject(
+def _workload(
     kernel: str, backend: str, N: int, K: int, batch: int, rows: int, function: Product
-) -> Subject:
+) -> Workload:
     nbytes = int(N * K * BITS[kernel] / 8)
     links = links_for(nbytes)
     rounds = rounds_for(nbytes, links)
@@ -89,7 +89,7 @@ def _subject(
         return Prepared(check, lambda _: chain(x, weights), None)
 
     moved, flops = nbytes + 4 * batch * (N + K), 2 * batch * N * K
-    return Subject(kernel, backend, f"{N}x{K}", batch, moved, flops, links * rounds, make)
+    return Workload(kernel, backend, f"{N}x{K}", batch, moved, flops, links * rounds, make)
 
 
 def _read(x: jax.Array, w: Q4Kernel) -> jax.Array:

@@ -10,8 +10,8 @@ import numpy as np
 
 from gdn_jax._core.backend import select_backend
 from gdn_jax.bench.slope import SHORT, Timing
-from gdn_jax.bench.subject import Prepared, Subject, poisoned
 from gdn_jax.bench.suites.layer import draw_params, kernel_form, sizes
+from gdn_jax.bench.workload import Prepared, Workload, poisoned
 from gdn_jax.config import GDNConfig
 from gdn_jax.report.metrics import unequal
 from gdn_jax.serving.bank import LayerBank
@@ -21,15 +21,17 @@ TOKENS = 32
 TIER = "q4"
 
 
-def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def workloads(
+    cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
+) -> Iterator[Workload]:
     """Both ways for the int4 layer, a token's time each; the check counts unequal elements."""
     for batch in batches[:1]:
         for backend in backends:
-            yield _subject(cfg, batch, backend, "roundtrip_device")
-            yield _subject(cfg, batch, backend, "roundtrip_host")
+            yield _workload(cfg, batch, backend, "roundtrip_device")
+            yield _workload(cfg, batch, backend, "roundtrip_host")
 
 
-def _subject(cfg: GDNConfig, batch: int, backend: str, kernel: str) -> Subject:
+def _workload(cfg: GDNConfig, batch: int, backend: str, kernel: str) -> Workload:
     _, moved, flops = sizes(cfg, TIER, batch)
 
     def make() -> Prepared:
@@ -63,4 +65,4 @@ def _subject(cfg: GDNConfig, batch: int, backend: str, kernel: str) -> Subject:
         return Prepared(check, run, bank.init_state(batch), detail, measured)
 
     unit, shape = "unequal elements", f"t{TOKENS}"
-    return Subject(kernel, backend, shape, batch, moved, flops, TOKENS, make, 0, unit)
+    return Workload(kernel, backend, shape, batch, moved, flops, TOKENS, make, 0, unit)

@@ -10,7 +10,6 @@ from jax import lax
 
 from gdn_jax._core.backend import select_backend
 from gdn_jax.bench.pools import Contents, rows_of
-from gdn_jax.bench.subject import Prepared, Subject, links_for, on_gpu, poison, rounds_for
 from gdn_jax.bench.suites import branches
 from gdn_jax.bench.suites.layer import (
     DISTINCT,
@@ -21,6 +20,7 @@ from gdn_jax.bench.suites.layer import (
     rows_error,
     sizes,
 )
+from gdn_jax.bench.workload import Prepared, Workload, links_for, on_gpu, poison, rounds_for
 from gdn_jax.config import GDNConfig
 from gdn_jax.report.record import Check, Row
 from gdn_jax.serving.bank import LayerBank
@@ -35,7 +35,9 @@ POOLS = (8, 64, 512)
 BATCH8_LIMIT = 1.35
 
 
-def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Subject]:
+def workloads(
+    cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
+) -> Iterator[Workload]:
     """Steps of every batch in one pool, then of the first in other pools and of long sequences.
 
     Then what :mod:`gdn_jax.bench.suites.branches` has: drafts, commits and forks.
@@ -47,8 +49,8 @@ def subjects(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) ->
     planned += [(first, slots, 1000 if on_gpu() else 16)]
     for batch, n, age in planned:
         for backend in backends:
-            yield _subject(cfg, batch, n, age, backend)
-    yield from branches.subjects(cfg, batches, backends)
+            yield _workload(cfg, batch, n, age, backend)
+    yield from branches.workloads(cfg, batches, backends)
 
 
 def batch8(rows: Sequence[Row], copy_gbps: float | None) -> list[Check]:
@@ -72,14 +74,14 @@ def batch8(rows: Sequence[Row], copy_gbps: float | None) -> list[Check]:
     return []
 
 
-def _subject(cfg: GDNConfig, batch: int, slots: int, age: int, backend: str) -> Subject:
+def _workload(cfg: GDNConfig, batch: int, slots: int, age: int, backend: str) -> Workload:
     shape, moved, flops = sizes(cfg, TIER, batch)
     layers = min(links_for(moved), 8)
     rounds = rounds_for(moved, layers)
     make = functools.partial(_make, cfg, batch, slots, age, backend, layers, rounds)
     shape = f"{shape}_n{slots}" + (f"_t{age}" if age else "")
     links = layers * rounds
-    return Subject(STEP, backend, shape, batch, moved, flops, links, make, tokens=batch)
+    return Workload(STEP, backend, shape, batch, moved, flops, links, make, tokens=batch)
 
 
 def _make(

@@ -20,7 +20,7 @@ from gdn_jax.report.metrics import unequal
 from gdn_jax.report.record import Check, Row
 from gdn_jax.serving.bank import LayerBank
 from gdn_jax.verify.catalogue import check
-from gdn_jax.verify.rows import Traces
+from gdn_jax.verify.layer.rows import Traces
 
 REPETITIONS = {"cpu": 3, "gpu": 1000}
 """Of one step; on a CPU one of the 27B shape takes a tenth of a second."""

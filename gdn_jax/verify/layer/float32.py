@@ -13,8 +13,8 @@ from gdn_jax.serving.bank import LayerBank
 from gdn_jax.verify.catalogue import check
 from gdn_jax.verify.draw import DRIFT_TOKENS, draw_inputs, draw_weights, drift_config
 from gdn_jax.verify.layer.device_run import DeviceRun, device_params, run_traces
-from gdn_jax.verify.roundtrip import measure_round_trip
-from gdn_jax.verify.rows import (
+from gdn_jax.verify.layer.roundtrip import measure_round_trip
+from gdn_jax.verify.layer.rows import (
     Traces,
     decay_rows,
     drift_rows,

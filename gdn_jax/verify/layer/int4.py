@@ -25,8 +25,14 @@ from gdn_jax.verify.draw import DRIFT_TOKENS, draw_inputs, draw_weights, drift_c
 from gdn_jax.verify.layer.device_run import DeviceRun, device_params, run_traces
 from gdn_jax.verify.layer.f16 import check_f16_convert
 from gdn_jax.verify.layer.pool_rules import residency_check
-from gdn_jax.verify.roundtrip import measure_round_trip
-from gdn_jax.verify.rows import Traces, drift_rows, operator_rows, operator_verdict, token_rows
+from gdn_jax.verify.layer.roundtrip import measure_round_trip
+from gdn_jax.verify.layer.rows import (
+    Traces,
+    drift_rows,
+    operator_rows,
+    operator_verdict,
+    token_rows,
+)
 from gdn_jax.verify.subject import Subject
 
 KERNEL_LIMIT = 5e-6

@@ -28,12 +28,12 @@ def run(
     backend: str | None,
     stage: Stage,
     python: str | os.PathLike[str] | None = None,
-) -> None:
+) -> str:
     """Compare float32 weights of a directory with transformers on drawn tokens.
 
     Every layer runs on what transformers gives to its own, so that an error stays in its layer; the
     whole model runs too. The report gets a row of each layer, ``model.layers`` and
-    ``model.logits``.
+    ``model.logits``. Returns the backend.
 
     Raises:
         OracleError: no torch or transformers, or they cannot run this checkpoint.
@@ -43,7 +43,6 @@ def run(
     python = interpreter(where, python)
     with stage("weights"):
         model = load(folder, weights="f32", backend=backend)
-        report.settings["backend"] = model.backend
     cfg = model.cfg
     ids = drawn(cfg.vocab_size)
     with stage("transformers"):
@@ -65,6 +64,7 @@ def run(
     report.checks.append(check("model.layers", *verdict(rows)))
     detail = f"{PROMPT} tokens through the whole model"
     report.checks.append(check("model.logits", apart, CHAIN_LIMIT, detail))
+    return model.backend
 
 
 def drawn(vocab: int) -> np.ndarray:

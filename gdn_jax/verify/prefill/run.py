@@ -19,8 +19,8 @@ from gdn_jax.report.metrics import distance, unequal
 from gdn_jax.report.record import Row
 from gdn_jax.verify.draw import draw_inputs
 from gdn_jax.verify.layer.device_run import device_params
+from gdn_jax.verify.layer.rows import Traces
 from gdn_jax.verify.oracles.oracle_live import Oracle
-from gdn_jax.verify.rows import Traces
 
 TOKENS = 70
 """Of the layer: more than a chunk, and few enough for float64 at the 27B shape."""

@@ -24,10 +24,10 @@ Measure = Callable[..., Timing]
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A subject on the device.
+    """A workload on the device.
 
     Attributes:
-        check: the error, to be at most the subject's limit; runs the very function that is timed.
+        check: the error, to be at most the workload's limit; runs the very function that is timed.
         run: queues one chain and gives the next carry; returns few arrays, since each output costs
             the host more than a small kernel the GPU.
         carry: what the first ``run`` gets; may be donated.
@@ -45,11 +45,11 @@ class Prepared:
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class Workload:
     """One row of the table, still to be made; bytes and flops are those of one link.
 
     Attributes:
-        kernel: what is timed; subjects of one kernel and shape are compared.
+        kernel: what is timed; workloads of one kernel and shape are compared.
         backend: "xla", "pallas" or a peer's name.
         shape: the sizes but for the batch.
         batch: B.
