@@ -41,7 +41,7 @@ from gdn_jax.layer.state import reset_state as reset_state
 from gdn_jax.layer.state import save_state as save_state
 from gdn_jax.layer.trace import Trace as Trace
 from gdn_jax.ops.causal_conv import causal_conv1d as causal_conv1d
-from gdn_jax.ops.delta_rule import chunk_gated_delta_rule as chunk_gated_delta_rule
+from gdn_jax.ops.chunk import chunk_gated_delta_rule as chunk_gated_delta_rule
 from gdn_jax.ops.delta_rule import recurrent_gated_delta_rule as recurrent_gated_delta_rule
 from gdn_jax.quant.codecs import q4_from_gguf_blocks as q4_from_gguf_blocks
 from gdn_jax.quant.codecs import q4_from_tiles as q4_from_tiles

@@ -19,7 +19,7 @@ from gdn_jax.layer.pallas import KernelLayer, backend_for
 from gdn_jax.layer.params import LARGE, GDNParams, check_params
 from gdn_jax.layer.state import GDNState, check_state
 from gdn_jax.layer.trace import Trace
-from gdn_jax.ops.delta_rule import chunk_gated_delta_rule
+from gdn_jax.ops.chunk import chunk_rule
 from gdn_jax.quant.project import Rounded
 from gdn_jax.types import Array, Token, Tokens
 
@@ -181,9 +181,8 @@ def prefill_tokens(
     q, k = steps.normalise_qk(q, k)
     if precision == "bfloat16":
         q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
-    on, S = chunk_gated_delta_rule(
-        q, k, v, g, beta, scale=1.0, initial_state=state.S, chunk_size=chunk_size, backend=backend
-    )
+    one = jnp.float32(1)
+    on, S = chunk_rule(q, k, v, g, beta, one, state.S, chunk_size=chunk_size, backend=backend)
     on = on.astype(jnp.float32)
     onn = steps.gated_rms_norm(on, z, params.norm_weight, cfg.norm_eps)
     ys = steps.output_projection(onn, params.out_proj)

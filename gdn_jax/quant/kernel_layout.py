@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import custom_batching
 
 from gdn_jax._core.backend import Matrix
 from gdn_jax._core.checks import check_array
@@ -13,6 +14,7 @@ from gdn_jax.errors import ShapeError
 from gdn_jax.quant.q4array import Q4Array, check_q4
 from gdn_jax.types import Array
 from pallas_kernels import q4_layout
+from pallas_kernels.kernels import q4_gemv
 
 
 @jax.tree_util.register_dataclass
@@ -59,6 +61,19 @@ def to_kernel(w: Q4Array) -> Q4Kernel:
 def from_kernel(w: Q4Kernel) -> Q4Array:
     """The exchange form of ``w``."""
     return Q4Array(*q4_layout.unpack(w.blocks))
+
+
+def kernel_product(x: Array, w: Q4Kernel) -> Array:
+    """``y = w·x`` on the GPU kernel, unchecked: x float32 [B, K], w [N, K] -> y float32 [B, N].
+
+    Under ``vmap`` one call after the other.
+    """
+    return _gemv(x, w.blocks)
+
+
+@custom_batching.sequential_vmap
+def _gemv(x: Array, blocks: Array) -> Array:
+    return q4_gemv.gemv(x, blocks)
 
 
 def matrix(name: str, w: Array | Q4Array | Q4Kernel) -> Matrix:

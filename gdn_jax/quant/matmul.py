@@ -5,16 +5,22 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import custom_batching, lax
+from jax import lax
 
 from gdn_jax._core.backend import choose
 from gdn_jax._core.checks import check_array
 from gdn_jax.errors import UnknownNameError
 from gdn_jax.quant import dense
-from gdn_jax.quant.kernel_layout import Q4Kernel, check_int4, from_kernel, matrix, to_kernel
+from gdn_jax.quant.kernel_layout import (
+    Q4Kernel,
+    check_int4,
+    from_kernel,
+    kernel_product,
+    matrix,
+    to_kernel,
+)
 from gdn_jax.quant.q4array import GROUP, SHIFTS, WORDS, Q4Array, dequantize, unpack
 from gdn_jax.types import Array
-from pallas_kernels.kernels import q4_gemv
 
 ACTIVATIONS = ("f32", "q8")
 
@@ -65,8 +71,8 @@ def q4_matmul(
     obstacle = None if f32 else f"the kernel takes activations 'f32', not {activations!r}"
     chosen = choose(op, weights=[matrix("w", w)], backend=backend, obstacle=obstacle)
     if chosen.backend == "pallas":
-        blocks = (w if isinstance(w, Q4Kernel) else to_kernel(w)).blocks
-        y = _gemv(x.reshape(-1, x.shape[-1]), blocks)
+        w = w if isinstance(w, Q4Kernel) else to_kernel(w)
+        y = kernel_product(x.reshape(-1, x.shape[-1]), w)
         return y.reshape(*x.shape[:-1], w.shape[0])
     return matmul_f32(x, w) if f32 else matmul_q8(x, exchange_form(w))
 
@@ -74,11 +80,6 @@ def q4_matmul(
 def exchange_form(w: Q4Array | Q4Kernel) -> Q4Array:
     """``w`` itself, or the exchange form of the kernel's."""
     return from_kernel(w) if isinstance(w, Q4Kernel) else w
-
-
-@custom_batching.sequential_vmap
-def _gemv(x: Array, blocks: Array) -> Array:
-    return q4_gemv.gemv(x, blocks)
 
 
 def matmul_f32(x: Array, w: Q4Array | Q4Kernel) -> Array:

@@ -16,7 +16,7 @@ from jax import lax
 
 from gdn_jax.cli.main import main
 from gdn_jax.layer import compose, steps
-from gdn_jax.ops import chunk_xla, delta_rule, recurrence
+from gdn_jax.ops import chunk, chunk_xla, recurrence
 from gdn_jax.verify import subject
 from gdn_jax.verify.prefill import checks, rule
 from gdn_jax.verify.prefill import run as prefill_run
@@ -233,19 +233,19 @@ def traced_anew() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("name", "owner", "key", "plant"),
     [
-        ("float64", compose, "chunk_gated_delta_rule", tiled_heads),
-        ("transformers", compose, "chunk_gated_delta_rule", tiled_heads),
+        ("float64", compose, "chunk_rule", tiled_heads),
+        ("transformers", compose, "chunk_rule", tiled_heads),
         ("lengths", chunk_xla, "_decays", blank_diagonal),
-        ("lengths", delta_rule, "_factor", twice),
+        ("lengths", chunk, "factor", twice),
         ("split", steps, "causal_conv_tokens", history_clamped),
         ("packed", chunk_xla.Packed, "of", next_boundary),
         ("packed", chunk_xla, "_through_packed", carried_into_the_next),
         ("padding", prefill_run, "_prefill", padding_not_masked),
         ("padding", prefill_run, "_prefill", taken_from_the_padded_end),
         ("padding", steps, "causal_conv_tokens", history_clamped),
-        ("chunk_size", delta_rule, "chunked", wrong_in_one_size),
+        ("chunk_size", chunk, "chunked", wrong_in_one_size),
         ("drift8192", chunk_xla, "_through", rounded_between_chunks),
-        ("bfloat16", delta_rule, "_factor", twice),
+        ("bfloat16", chunk, "factor", twice),
     ],
 )
 def test_a_mistake_turns_its_check_red(

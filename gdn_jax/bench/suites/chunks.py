@@ -14,7 +14,7 @@ from gdn_jax import oracle
 from gdn_jax._core.backend import select_backend
 from gdn_jax.bench.workload import Prepared, Workload, on_gpu, peak_bytes, poisoned
 from gdn_jax.config import GDNConfig
-from gdn_jax.ops.delta_rule import chunk_gated_delta_rule
+from gdn_jax.ops.chunk import chunk_gated_delta_rule
 from gdn_jax.report.metrics import distance
 
 Rule = Callable[..., tuple[jax.Array, jax.Array]]

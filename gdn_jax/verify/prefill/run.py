@@ -14,7 +14,7 @@ from gdn_jax.config import GDNConfig
 from gdn_jax.layer.compose import decode, prefill
 from gdn_jax.layer.params import GDNParams
 from gdn_jax.layer.state import GDNState, init_state
-from gdn_jax.ops.delta_rule import chunk_gated_delta_rule
+from gdn_jax.ops.chunk import chunk_gated_delta_rule
 from gdn_jax.report.metrics import distance, unequal
 from gdn_jax.report.record import Row
 from gdn_jax.verify.draw import draw_inputs
