@@ -1,19 +1,24 @@
-"""A wiring mistake planted in the layer is caught by verify, which names where it starts."""
+"""A wiring mistake planted in the layer is caught by verify, which names where it starts.
+
+The tiers run by themselves on one subject; tests/cli/test_cli.py plants one for the command.
+"""
 
 import dataclasses
-import json
+import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import gdn_jax as gdn
-from gdn_jax.cli.main import main
 from gdn_jax.layer import steps
+from gdn_jax.report.progress import stages
+from gdn_jax.report.record import Check, Report
+from gdn_jax.verify.catalogue import check
 from gdn_jax.verify.layer import float32, int4
 from gdn_jax.verify.layer.device_run import DeviceRun
+from gdn_jax.verify.subject import Subject, from_preset
 from tests.support.tools import forget_programs
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -84,6 +89,11 @@ def scales_of_the_neighbouring_row(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(int4, "Q4Pool", planted)
 
 
+@functools.cache
+def subject() -> Subject:
+    return from_preset("tiny", 5, "shipped")
+
+
 @pytest.fixture(autouse=True)
 def _traced_afresh() -> Iterator[None]:
     """The jitted functions of verify keep what they traced, planted or not."""
@@ -92,12 +102,34 @@ def _traced_afresh() -> Iterator[None]:
     forget_programs()
 
 
-def leave_out_what_places_nothing(patch: pytest.MonkeyPatch) -> None:
-    """Checks of bits, and runs of many tokens: most of what verify compiles."""
-    for name in ("reset_replay", "repeat", "host_vs_device"):
-        patch.setattr(DeviceRun, name, lambda self, *_: self.readback())
-    patch.setattr(float32, "_drift", lambda *_: None)
-    patch.setattr(int4, "_drift_rows", lambda *_: [])
+@pytest.fixture(autouse=True)
+def _only_what_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the checks of bits and the runs of many tokens: most of what verify compiles."""
+    for name in ("cross_layer", "reset_replay", "repeat", "host_vs_device"):
+        monkeypatch.setattr(DeviceRun, name, lambda self, *_: self.readback())
+    monkeypatch.setattr(float32, "_residency", lambda this, _: this.readback())
+    monkeypatch.setattr(float32, "_drift", lambda *_: None)
+    monkeypatch.setattr(int4, "residency_check", lambda *_: check("q4.residency", 0, 0, ""))
+    monkeypatch.setattr(int4, "_drift_rows", lambda *_: [])
+
+
+def checks(tier: str) -> dict[str, Check]:
+    """What the tier says of the subject, by the id of the check."""
+    report = Report({}, {})
+    module = {"f32": float32, "q4": int4}[tier]
+    with stages(module.STAGES) as stage:
+        module.run(subject(), report, layers=3, backend=None, stage=stage)
+    return {one.id: one for one in report.checks}
+
+
+PLACING = {"f32": "f32.operators", "q4": "q4.kernel_vs_dequantized"}
+
+
+@pytest.mark.parametrize("tier", PLACING)
+def test_without_a_mistake_every_check_is_green(tier: str) -> None:
+    found = checks(tier)
+    assert PLACING[tier] in found
+    assert all(one.ok for one in found.values())
 
 
 @pytest.mark.parametrize(
@@ -114,20 +146,13 @@ def leave_out_what_places_nothing(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_it_is_caught_and_placed(
-    plant: Patch, tier: str, start: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    plant: Patch, tier: str, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    if plant is not roles_of_b_and_a_swapped:
-        leave_out_what_places_nothing(monkeypatch)
-    file = tmp_path / "r.json"
-    arguments = ["verify", "--preset", "tiny", "--layers", "3", "--tier", tier, "--json", str(file)]
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 1
-    checks = {check["id"]: check for check in json.loads(file.read_text())["checks"]}
-    placing = checks["f32.operators" if tier == "f32" else "q4.kernel_vs_dequantized"]
-    assert not placing["ok"]
-    assert placing["detail"].startswith(f"starts at {start}")
+    found = checks(tier)
+    placing = found[PLACING[tier]]
+    assert not placing.ok
+    assert placing.detail.startswith(f"starts at {start}")
     if tier == "f32":
-        assert not checks["f32.oracle"]["ok"]
-        assert not checks["f32.float64"]["ok"]
+        assert not found["f32.oracle"].ok
+        assert not found["f32.float64"].ok
