@@ -86,6 +86,7 @@ def wrong_blocks(params: Any, kind: str, **changes: Any) -> Any:
     return dataclasses.replace(params, blocks=tuple(blocks))
 
 
+@pytest.mark.slow
 def test_steps_of_a_right_model_are_green_and_start_from_their_position_each_time() -> None:
     starts = []
     decode = device.decode
@@ -129,6 +130,7 @@ def test_wrong_steps_are_red_and_have_no_time(wrong: str, monkeypatch: pytest.Mo
     assert_red(decode_row())
 
 
+@pytest.mark.slow
 def test_a_prompt_is_checked_and_timed() -> None:
     done = bench.check_and_time(prefill_row(), 10.0, 7)
     assert done.ok, done.detail

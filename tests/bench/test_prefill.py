@@ -43,6 +43,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_every_row_is_green_or_says_why_it_did_not_run(found: dict[str, Any]) -> None:
     lines = {line["id"]: line for line in found["bench"]}
     kernels = {line["kernel"] for line in lines.values()}
@@ -65,6 +66,7 @@ def test_every_row_is_green_or_says_why_it_did_not_run(found: dict[str, Any]) ->
     assert f"bench.prefill_pallas.d64_t{T}_b1" in refused
 
 
+@pytest.mark.slow
 def test_rows_stand_beside_the_matrix_product_and_have_their_memory(found: dict[str, Any]) -> None:
     (product,) = (check for check in found["checks"] if check["id"] == "matmul_tflops")
     assert product["ok"]
@@ -177,6 +179,7 @@ def stale_state(*operands: Any, **options: Any) -> Any:
     return tokens[2], S
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "chunk_gated_delta_rule", stale_state)
     assert_red(chunks.workload(CASE, "xla"))
@@ -200,6 +203,7 @@ def wrong_product(*operands: Any) -> Any:
 convolve, product = steps.causal_conv_tokens, prefill_layer.project
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong", "index"),
     [

@@ -90,6 +90,7 @@ def step_without_last_row(bank: Any, pool: Any, layer: int, x: Any, rows: Any, *
     return step_slots(bank, pool, layer, x, rows.at[-1].set(-1), **to)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [step_into_the_next_row, step_beside, step_of_another_layer, step_without_last_row],
@@ -117,6 +118,7 @@ def commit_in_the_next_row(pool: Any, records: Any, rows: Any, accepted: Any) ->
     return commit(pool, records, jnp.roll(rows, 1), accepted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "kernels"),
     [
@@ -135,6 +137,7 @@ def test_a_wrong_commit_is_red(
     assert_red(branch_rows(*kernels))
 
 
+@pytest.mark.slow
 def test_a_wrong_fork_is_red(forgets: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StatePool, "copy", lambda pool, src, dst: copy(pool, dst[:1], dst))
     assert_red(branch_rows("fork"))
@@ -143,6 +146,7 @@ def test_a_wrong_fork_is_red(forgets: None, monkeypatch: pytest.MonkeyPatch) -> 
     assert_red(branch_rows("fork"))
 
 
+@pytest.mark.slow
 def test_a_draft_that_keeps_the_wrong_thing_is_red(
     forgets: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +210,7 @@ def test_eight_rows_are_not_judged_without_both_times() -> None:
     assert slots.batch8([timed(1, 26.0), timed(8, 40.0)], None) == []
 
 
+@pytest.mark.slow
 def test_chains_lower_for_cuda_and_copy_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_device(monkeypatch)
     bank = layer.made_bank(CUDA, "q4", "pallas", 2)

@@ -17,6 +17,7 @@ from tests.support.tools import assert_close
 TINY = PRESETS["tiny"]
 
 
+@pytest.mark.slow
 def test_a_stack_of_one_layer_repeated_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first layer is right; only the walk through the layers shows it."""
     step = LayerBank.step

@@ -158,6 +158,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_json_has_every_suite_in_both_tables(found: dict[str, Any]) -> None:
     assert found["ok"] is True
     copies = found["checks"][:2]
@@ -185,6 +186,7 @@ def test_json_has_every_suite_in_both_tables(found: dict[str, Any]) -> None:
     assert not refused & {line["id"] for line in found["bench"]}
 
 
+@pytest.mark.slow
 def test_json_row_is_whole(found: dict[str, Any]) -> None:
     lines = {line["id"]: line for line in found["bench"]}
     line = lines["bench.int4_xla.128x64_b9"]
@@ -211,6 +213,7 @@ def wrong_step(params: Any, state: Any, x: Any, cfg: Any, backend: Any) -> tuple
     return y, dataclasses.replace(new, conv_hist=state.conv_hist)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "wrong", "suite"),
     [
@@ -243,6 +246,7 @@ def test_a_planted_mistake_hides_its_time_and_fails(
     assert "not timed" in said
 
 
+@pytest.mark.slow
 def test_a_wrong_delta_rule_and_a_wrong_round_trip_are_red(monkeypatch: pytest.MonkeyPatch) -> None:
     right = delta.recurrent_gated_delta_rule
 

@@ -130,6 +130,7 @@ def run(*arguments: str) -> int:
     return stop.value.code
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 and int4 side by side, on the first tokens of a text."""
     monkeypatch.setattr(compare, "CHUNK", CHUNK)

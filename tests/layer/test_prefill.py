@@ -124,6 +124,7 @@ def test_it_is_what_transformers_computes_at_once() -> None:
     assert_close(state.S[0], file.trace["S"], 1e-5)
 
 
+@pytest.mark.slow
 def test_a_prefill_in_a_jit_with_the_state_donated_and_its_gradient() -> None:
     def loss(params: gdn.GDNParams, run: Any) -> jax.Array:
         ys, state = run(params, gdn.init_state(CFG, 2), XS[:, :20], CFG)

@@ -74,6 +74,7 @@ def rows(cache: ModelCache, b: int) -> Any:
     return states, [k[b] for k in (*cache.k, *cache.v)], cache.length[b]
 
 
+@pytest.mark.slow
 def test_an_idle_row_keeps_everything_and_changes_no_other() -> None:
     _, cache = after_a_prompt()
     y, both = step(params(), cache, tokens(2, 1, 1), [1, 1])
@@ -120,6 +121,7 @@ def test_block_by_block_is_the_whole() -> None:
         assert_close(a, b, 2e-6)
 
 
+@pytest.mark.slow
 def test_products_of_rounded_operands_are_near_those_of_float32() -> None:
     _, kernels = int4()
     y, _ = prompted(kernels)
@@ -167,6 +169,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, function)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_on_the_kernels_is_a_step_on_xla(interpreted: None, monkeypatch, fused) -> None:
     if fused:  # the kernel between two blocks too, in one CTA
@@ -195,6 +198,7 @@ def cross_lowered(weights: Any, B: int) -> str:
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "B", "norms"), [("int4", 1, 2), ("int4", 3, 3), ("bfloat16", 2, 2)]
 )

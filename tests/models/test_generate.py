@@ -80,6 +80,7 @@ def test_the_rate_leaves_out_what_the_loop_was_compiled_in() -> None:
     assert host.Timings.of(1.0, looks) == host.Timings(2.0, 29.0, 11.0)
 
 
+@pytest.mark.slow
 def test_ragged_rows_are_like_their_solo_runs() -> None:
     assert [len(row.tokens) for row in ragged()] == [NEW] * 3
     for row, ids in zip(ragged(), rows_of_three(), strict=True):
@@ -94,6 +95,7 @@ def prefilled() -> Any:
     return device.prefill(model().params, cache, ids, 256, Call(model().cfg))
 
 
+@pytest.mark.slow
 def test_a_prompt_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [len(row) for row in rows_of_three()]
     assert device.pieces_of(lengths, 128) == [(0, 128)]
@@ -131,6 +133,7 @@ def test_pieces_hold_every_token_once() -> None:
         assert len(lengths) * widest <= max(device.PIECES, 16 * len(lengths))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_tokens() -> None:
     options = dict(temperature=1.0, top_p=0.9, seed=5)
     rows = generate(*rows_of_three(), **options)
@@ -143,6 +146,7 @@ def test_the_same_seed_gives_the_same_tokens() -> None:
     assert same[1].tokens != same[0].tokens
 
 
+@pytest.mark.slow
 def test_a_penalty_counts_the_prompt_and_the_answer() -> None:
     ids = [list(range(20, 85)), list(range(100)), list(range(30, 128))]
     for row, mine in zip(generate(*ids, repetition_penalty=1e6), ids, strict=True):

@@ -57,12 +57,14 @@ def test_prefill_and_64_steps_are_those_of_transformers() -> None:
     assert cache.length.tolist() == [len(ids)]
 
 
+@pytest.mark.slow
 def test_split_anywhere() -> None:
     ids, wanted = expected()
     found, _ = walk(ids[:70], 3, 40)
     assert_close(found, wanted[:70], LIMIT)
 
 
+@pytest.mark.slow
 def test_rows_of_different_lengths_are_like_their_solo_runs() -> None:
     ids, _ = expected()
     rows, lengths = np.stack([ids[:37], ids[60:97]]), jnp.asarray([37, 30], jnp.int32)
@@ -80,10 +82,11 @@ def test_rows_of_different_lengths_are_like_their_solo_runs() -> None:
         assert_close(z[b], step[0], LIMIT)
 
 
-def test_room_that_is_not_used_changes_no_bit() -> None:
+def test_what_unused_room_holds_changes_no_bit() -> None:
+    """Room of another size is another program, whose sums may be in another order."""
     ids = jnp.asarray(expected()[0][None, :30])
     small, large = (run(params(), ModelCache.zeros(CFG, 1, n), ids, CFG)[0] for n in (30, ROOM))
-    assert_close(small, large, 1e-6)
+    assert_close(small, large, LIMIT)
     zeros = ModelCache.zeros(CFG, 1, ROOM)
     sevens = tuple(jnp.full_like(k, 7.0) for k in zeros.k)
     held = {"k": sevens, "v": sevens}

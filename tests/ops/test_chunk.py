@@ -108,6 +108,7 @@ def test_repeated_keys_do_not_blow_the_inverse_up(chunk_size: int) -> None:
     assert_right(drawn, chunk_size)
 
 
+@pytest.mark.slow
 def test_correlated_queries_and_keys_over_8192_tokens() -> None:
     T, rng = 8192, np.random.default_rng(0)
     common = rng.normal(size=(1, 1, HK, K))
@@ -177,6 +178,7 @@ def test_packed_sequences_do_not_see_each_other(
     assert_packed(drawn | draw(T, initial_state=drawn["initial_state"]), cu, chunk_size)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.sampled_from([16, 32]))
 def test_packed_by_any_lengths(lengths: list[int], chunk_size: int) -> None:
@@ -219,6 +221,7 @@ gradients = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["drawn", "zero keys", "strong decay", "beta 0", "beta 1", "packed"]
 )
@@ -258,6 +261,7 @@ def one_by_one(cu: np.ndarray, initial_state: jax.Array, **tokens: Any) -> Any:
     return jnp.concatenate(outs, 1), jnp.concatenate(states)
 
 
+@pytest.mark.slow
 def test_memory_of_the_backward_pass_is_linear() -> None:
     def nbytes(T: int) -> float:
         heads = {"q": (1, K), "k": (1, K), "v": (3, V), "g": (3,), "beta": (3,)}

@@ -67,6 +67,7 @@ def serial(state: gdn.GDNState, xs: jax.Array, paths: list[list[int]]):
     return state, last
 
 
+@pytest.mark.slow
 @given(
     accepted=st.lists(st.integers(0, TD), min_size=B, max_size=B),
     lengths=st.lists(st.integers(0, TD), min_size=B, max_size=B),

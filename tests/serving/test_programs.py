@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +14,10 @@ from tests.support.pool_model import CFG, L, N, assert_holds, bits, filled, many
 
 OPS = st.sampled_from(["alloc", "free", "reset", "fork", "copy", "import"])
 IDS = st.lists(st.integers(-1, N), max_size=4)
-
-
 CALLS = st.tuples(OPS, IDS, IDS, st.booleans(), st.sampled_from([True, True, True, False]))
 
 
+@pytest.mark.slow
 @given(st.integers(0, N), st.lists(CALLS, min_size=4, max_size=16), st.booleans())
 def test_programs_of_calls_against_a_model(start: int, program, jax_table: bool) -> None:
     """Right calls do what the model does, wrong ones change nothing; free slots hold NaN.

@@ -63,6 +63,7 @@ def worker(
     return mine
 
 
+@pytest.mark.slow
 def test_threads_on_slots_of_one_pool() -> None:
     shared = gdn.SharedPool(gdn.StatePool.create(CFG, L, SLOTS))
     start = threading.Barrier(THREADS)

@@ -34,6 +34,7 @@ from tests.support.tools import assert_close, assert_refused, assert_same_bits
 OPERATIONS = ("alloc", "step", "fork", "draft", "free", "reset", "checkpoint", "save and load")
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(data=st.data())
 def test_random_programs_equal_a_model_that_recomputes(

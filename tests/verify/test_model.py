@@ -36,6 +36,7 @@ def run(*arguments: str) -> int:
     return stop.value.code
 
 
+@pytest.mark.slow
 def test_it_is_green_and_reported_and_mistakes_turn_it_red(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_redraw(path):
             redraw_weights(dataclasses.replace(made()[0], **change))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", SHIPPED)
 def test_shipped_oracles_agree_with_float64(preset):
     path = shipped_oracle(preset)

@@ -132,6 +132,7 @@ def test_without_a_mistake_every_check_is_green(tier: str) -> None:
     assert all(one.ok for one in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "tier", "start"),
     [

@@ -44,6 +44,7 @@ def run(*arguments: str) -> int:
     return stop.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shorter")
 def test_it_is_green_and_reported(tmp_path: Path) -> None:
     file, page = tmp_path / "r.json", tmp_path / "r.html"
@@ -229,6 +230,7 @@ def traced_anew() -> Iterator[None]:
     jax.clear_caches()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shorter", "traced_anew")
 @pytest.mark.parametrize(
     ("name", "owner", "key", "plant"),
@@ -260,6 +262,7 @@ def test_a_mistake_turns_its_check_red(
     assert prefill_run.verdict(rows)[0] > rows[0]["limit"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shorter", "traced_anew")
 @pytest.mark.parametrize(
     ("case", "owner", "key", "plant"),

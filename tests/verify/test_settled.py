@@ -42,6 +42,7 @@ def rule() -> tuple[Body, Any, jax.Array]:
     return token, jnp.zeros((B, 2, 64, 128)), jnp.zeros(T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "states"), [(layer, 3), (rule, 1)])
 def test_a_loop_gets_them_from_a_barrier(
     monkeypatch: pytest.MonkeyPatch, made: Any, states: int

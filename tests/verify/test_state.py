@@ -32,6 +32,7 @@ def run(*arguments: str) -> int:
     return stop.value.code
 
 
+@pytest.mark.slow
 def test_it_is_green_and_reported(tmp_path: Path) -> None:
     file, page = tmp_path / "r.json", tmp_path / "r.html"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -174,6 +175,7 @@ COMMIT = ("_commit", gdn.StatePool, "commit", [])
 """Programs that verify compiles once; a planted mistake needs those anew that it is in."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "plant", "programs"),
     [
@@ -215,6 +217,7 @@ def test_a_mistake_turns_its_check_red(
     assert value > (BATCH_LIMIT if name == "batch" else 0)
 
 
+@pytest.mark.slow
 def test_drafts_are_serial_decoding_for_other_heads_too() -> None:
     """Three value heads a key head and K < V: XLA fuses the replayed rule in other ways."""
     assert CHECKS["fork_commit"](small("tiny-wide"))[0] == 0
