@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from gdn_jax._core.backend import select_backend
 from gdn_jax._core.checks import FLOATS, check_array
+from gdn_jax._core.varying import varying_like
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, UnknownNameError
 from gdn_jax.layer import steps
@@ -97,8 +98,14 @@ def decode(
 
     One ``lax.scan`` over tokens with the state carried on the device; equal to T calls of
     :func:`decode_step`. Arguments and errors as there; T must be at least 1.
+
+    As every function here it may be mapped by ``jax.shard_map``, over sequences and over heads:
+    with ``cfg`` of one device's heads, and its rows of every weight (those of qkv and of the
+    convolution in the order q, k, v again) and columns of ``out_proj``, ys are partial sums, which
+    the caller adds up with ``lax.psum``.
     """
     chosen = checked_backend("decode", params, state, xs, cfg, backend, many=True)
+    state = varying_like(state, params, xs)
     if chosen == "pallas":
         kernels = KernelLayer(params, cfg)
         return scan_tokens(lambda state, x: kernel_step(kernels, state, x), state, xs)

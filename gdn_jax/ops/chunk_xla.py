@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from gdn_jax._core.varying import varying_like
 from gdn_jax.types import Array
 
 CHUNK_SIZES = (16, 32, 64, 128)
@@ -106,7 +107,7 @@ def chunked(
         jnp.moveaxis(x.reshape(*x.shape[:3], HK, G, *x.shape[4:]), 2, 4) for x in (v, g, beta)
     )
     parts = jax.vmap(jax.checkpoint(_inside))(q, k, v, g, beta)
-    S = S.reshape(-1, HK, G, *S.shape[2:])
+    S = varying_like(S.reshape(-1, HK, G, *S.shape[2:]), parts, packed)
     with jax.named_scope("chunks"):
         if packed is None:
             S, o = lax.scan(jax.checkpoint(_through), S, parts)
@@ -179,7 +180,9 @@ def _through_packed(starts: Array, parts: _Inside, packed: Packed) -> tuple[Arra
         return (S, ends), o
 
     chunks = (parts, packed.seq, packed.first, packed.last)
-    (_, ends), o = lax.scan(body, (jnp.zeros_like(starts[:1]), starts), chunks)
+    (_, ends), o = lax.scan(
+        body, varying_like((jnp.zeros_like(starts[:1]), starts), starts), chunks
+    )
     return ends, o
 
 

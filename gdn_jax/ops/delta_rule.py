@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gdn_jax._core.backend import select_backend
+from gdn_jax._core.varying import varying_like
 from gdn_jax.ops import recurrence
 from gdn_jax.ops.operands import as_float32, check_operands, factor
 from gdn_jax.types import Array, Recurrent
@@ -68,7 +69,7 @@ def _xla(
         return S, o
 
     tokens = tuple(jnp.swapaxes(x, 0, 1) for x in (q * scale, k, v, g, beta))
-    S, o = lax.scan(body, S, tokens)
+    S, o = lax.scan(body, varying_like(S, tokens), tokens)
     return jnp.swapaxes(o, 0, 1), S
 
 

@@ -1,0 +1,17 @@
+"""The layer and its operators under ``jax.shard_map``, over sequences and over heads."""
+
+import os
+import subprocess
+import sys
+
+
+def test_four_devices_give_what_one_gives() -> None:
+    """With ``check_vma`` and without, the states made inside; in a process that has four devices.
+
+    More devices here would be more threads for every other test.
+    """
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.support.sharded"]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
