@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic.layouts import channels, in_every_warp, load, rsqrt
-from pallas_kernels.mosaic.mlir import barrier
+from pallas_kernels.mosaic.mlir import sync
 from pallas_kernels.place import settled
 
 WIDTHS = (128, 256)
@@ -106,79 +106,92 @@ def attention_inputs(
 
 
 def _body(eps: float, interpreted: bool, *refs: Any) -> None:
-    *projected, q_norm, k_norm, cos, sin, place, k_cache, v_cache = refs[:10]
-    q, k, v = projected
-    queries, gates, squares, held = refs[10:]
-    (H, A), G, half = queries.shape[1:], k_cache.shape[1], cos.shape[1]
-    i, b = lax.axis_index("head"), lax.axis_index("row")
-    at, pieces = place[b], [pl.ds(n, PIECE) for n in range(0, A, PIECE)]
+    cta = _Cta(eps, interpreted, *refs)
+    i, H, G = cta.i, cta.H, cta.G
+    branches: list[tuple[Any, Callable[[], None]]] = [
+        (i < H, cta.query),
+        ((i >= H) & (i < H + G), cta.key),
+        (i >= H + G, cta.value),
+    ]
+    for condition, run in branches:
+        pl.when(condition)(run)
 
-    def sync() -> None:
-        if not interpreted:
-            barrier()
 
-    def total(ref: Any, first: Any) -> list[jax.Array]:
-        """The sums of a head's slices, in pieces."""
-        return [
-            functools.reduce(
-                operator.add,
-                [
-                    load(ref.at[s, b, pl.ds(first + piece.start, PIECE)], channels(PIECE))
-                    for s in range(ref.shape[0])
-                ],
-            )
-            for piece in pieces
-        ]
+class _Cta:
+    """One CTA while it is traced: row ``b`` and ``i``, a query, a key or a value head."""
 
-    def turned(xs: list[jax.Array], weight: Any) -> Iterator[tuple[int, jax.Array]]:
-        """The head with its norm, turned: parts, and where each begins."""
-        squares[...] = functools.reduce(operator.add, [x * x for x in xs])
-        sync()
-        factor = rsqrt(jnp.sum(load(squares, in_every_warp(PIECE))) / A + eps)
-        for piece, x in zip(pieces, xs, strict=True):
-            held[piece] = (1.0 + load(weight.at[piece], channels(PIECE))) * (x * factor)
-        sync()
+    def __init__(self, eps: float, interpreted: bool, *refs: Any) -> None:
+        self.eps, self.interpreted = eps, interpreted
+        self.slices, self.norms, self.turn = Slices(*refs[:3]), Norms(*refs[3:5]), Turn(*refs[5:7])
+        place, self.k_cache, self.v_cache, self.queries, self.gates = refs[7:12]
+        self.squares, self.held = refs[12:]
+        (self.H, self.A), self.G = self.queries.shape[1:], self.k_cache.shape[1]
+        self.i, self.b = lax.axis_index("head"), lax.axis_index("row")
+        self.at = place[self.b]
+        self.pieces = [pl.ds(n, PIECE) for n in range(0, self.A, PIECE)]
+
+    def query(self) -> None:
+        """Query i and its gate."""
+        q, A, i = self.slices.q, self.A, self.i
+        xs, gate = self._total(q, 2 * A * i), self._total(q, 2 * A * i + A)
+        for piece, x in zip(self.pieces, gate, strict=True):
+            self.gates[self.b, self.i, piece] = x
+        for start, x in self._turned(self._normed(xs, self.norms.q)):
+            self.queries[self.b, self.i, pl.ds(start, x.size)] = x.astype(self.queries.dtype)
+
+    def key(self) -> None:
+        """Key i - H."""
+        xs = self._total(self.slices.k, self.A * (self.i - self.H))
+        turned = list(self._turned(self._normed(xs, self.norms.k)))
+        self._keep(self.k_cache, self.i - self.H, turned)
+
+    def value(self) -> None:
+        """Value i - H - G, which has no norm and is not turned."""
+        h = self.i - self.H - self.G
+        xs = self._total(self.slices.v, self.A * h)
+        self._keep(self.v_cache, h, [(p.start, x) for p, x in zip(self.pieces, xs, strict=True)])
+
+    def _total(self, ref: Any, first: Any) -> list[jax.Array]:
+        """The sums of a head's slices: pieces [128]."""
+        layout, totals = channels(PIECE), []
+        for piece in self.pieces:
+            at = [(s, self.b, pl.ds(first + piece.start, PIECE)) for s in range(ref.shape[0])]
+            totals.append(functools.reduce(operator.add, [load(ref.at[x], layout) for x in at]))
+        return totals
+
+    def _normed(self, xs: list[jax.Array], weight: Any) -> Any:
+        """The head with its norm [A], in shared memory, where threads find each other's numbers."""
+        self.squares[...] = functools.reduce(operator.add, [x * x for x in xs])
+        sync(self.interpreted)
+        square = jnp.sum(load(self.squares, in_every_warp(PIECE)))
+        factor = rsqrt(square / self.A + self.eps)
+        for piece, x in zip(self.pieces, xs, strict=True):
+            self.held[piece] = (1.0 + load(weight.at[piece], channels(PIECE))) * (x * factor)
+        sync(self.interpreted)
+        return self.held
+
+    def _turned(self, head: Any) -> Iterator[tuple[int, jax.Array]]:
+        """The head with its first R numbers turned: parts, and where each begins."""
 
         def part(ref: Any, first: int, size: int) -> jax.Array:
             return load(ref.at[pl.ds(first, size)], channels(size))
 
-        x, y = part(held, 0, half), part(held, half, half)
-        c, s = (part(ref.at[b], 0, half) for ref in (cos, sin))
+        half = self.turn.cos.shape[1]
+        x, y = part(head, 0, half), part(head, half, half)  # [R/2] each
+        c, s = (part(ref.at[self.b], 0, half) for ref in self.turn)  # [R/2] each
         yield 0, x * c - y * s
         yield half, y * c + x * s
         first = 2 * half
-        while first < A:
-            size = PIECE if A - first >= PIECE else 64
-            yield first, part(held, first, size)
+        while first < self.A:
+            size = PIECE if self.A - first >= PIECE else 64
+            yield first, part(head, first, size)
             first += size
 
-    def keep(cache: Any, h: Any, parts: Any) -> None:
-        """Parts of a head in the row's place of its cache."""
+    def _keep(self, cache: Any, h: Any, parts: list[tuple[int, jax.Array]]) -> None:
+        """Parts of a head in the row's place of its cache, if it has one."""
 
         def store() -> None:
             for first, x in parts:
-                cache[b, h, at, pl.ds(first, x.size)] = x.astype(cache.dtype)
+                cache[self.b, h, self.at, pl.ds(first, x.size)] = x.astype(cache.dtype)
 
-        pl.when(at >= 0)(store)
-
-    def query() -> None:
-        xs, gate = total(q, 2 * A * i), total(q, 2 * A * i + A)
-        for piece, x in zip(pieces, gate, strict=True):
-            gates[b, i, piece] = x
-        for first, x in turned(xs, q_norm):
-            queries[b, i, pl.ds(first, x.size)] = x.astype(queries.dtype)
-
-    def key() -> None:
-        keep(k_cache, i - H, list(turned(total(k, A * (i - H)), k_norm)))
-
-    def value() -> None:
-        h = i - H - G
-        keep(v_cache, h, [(p.start, x) for p, x in zip(pieces, total(v, A * h), strict=True)])
-
-    branches: list[tuple[Any, Callable[[], None]]] = [
-        (i < H, query),
-        ((i >= H) & (i < H + G), key),
-        (i >= H + G, value),
-    ]
-    for condition, run in branches:
-        pl.when(condition)(run)
+        pl.when(self.at >= 0)(store)

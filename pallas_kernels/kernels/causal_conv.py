@@ -1,7 +1,7 @@
 """The causal convolution of many tokens in one launch.
 
-Grid: one CTA for 64 or 128 channels of one row and up to ``CHUNK`` tokens, one channel a thread.
-A chunk begins with the W-1 frames before it, from the history or from x, and slides its window in
+Grid: one CTA for 64 or 128 channels of one row and a run of up to 16 tokens, one channel a thread.
+A run begins with the W-1 frames before it, from the history or from x, and slides its window in
 registers; the last one leaves the new history.
 """
 
@@ -18,9 +18,6 @@ from pallas_kernels import tuning
 from pallas_kernels.jobs import Job, launch
 from pallas_kernels.mosaic.layouts import channels, load, silu, taps_of
 from pallas_kernels.support import size_reason
-
-CHUNK = 16
-"""Tokens of a CTA."""
 
 
 def unavailable_reason(W: int | None, C: int | None) -> str | None:
@@ -47,15 +44,16 @@ def causal_conv(
     """
     (B, T, C), W = x.shape, weight.shape[1]
     width = 128 if C % 128 == 0 else 64
-    pieces, chunks = C // width, pl.cdiv(T, CHUNK)
+    pieces, runs = C // width, pl.cdiv(T, tuning.CONV_TOKENS)
 
     def body(index: Any, x: Any, hist: Any, weight: Any, out: Any, new: Any) -> None:
-        index, chunk = lax.div(index, chunks), lax.rem(index, chunks)
+        index, run = lax.div(index, runs), lax.rem(index, runs)
         b, mine = lax.div(index, pieces), pl.ds(lax.rem(index, pieces) * width, width)
-        layout, first = channels(width), chunk * CHUNK
-        taps = taps_of(weight.at[mine], width)
+        layout, first = channels(width), run * tuning.CONV_TOKENS
+        taps = taps_of(weight.at[mine], width)  # [width] each
 
         def before(j: int) -> jax.Array:
+            """Frame j of those before the run, [width]."""
             t = first - (W - 1) + j
             old = load(hist.at[b, jnp.minimum(t + W - 1, W - 2), mine], layout)
             past = plgpu.layout_cast(jnp.broadcast_to(jnp.int32(t), (width,)), layout) < 0
@@ -68,16 +66,17 @@ def causal_conv(
             return window[1:]
 
         start = tuple(before(j) for j in range(W - 1))
-        window = lax.fori_loop(first, jnp.minimum(first + CHUNK, T), token, start)
+        window = lax.fori_loop(first, jnp.minimum(first + tuning.CONV_TOKENS, T), token, start)
 
-        @pl.when(chunk == chunks - 1)
-        def _():
+        def write_history() -> None:
             for j, frame in enumerate(window):
                 new[b, j, mine] = frame
 
+        pl.when(run == runs - 1)(write_history)
+
     shapes = (x.shape, hist.shape)
     job = Job(
-        ctas=B * pieces * chunks,
+        ctas=B * pieces * runs,
         operands=(x, hist, weight),
         outs=tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes),
         body=body,

@@ -24,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic import unit_lower
 from pallas_kernels.mosaic.layouts import load
-from pallas_kernels.mosaic.mlir import barrier
+from pallas_kernels.mosaic.mlir import sync
 from pallas_kernels.mosaic.tensor_cores import (
     BY_COLUMN,
     BY_ROW,
@@ -85,55 +85,78 @@ def inside(
 
 
 def _body(interpreted: bool, *refs: Any) -> None:
-    q, k, gates, scale, T, P, *here, scratch, down_here, along_here, arrived = refs
-    parts, group = q.shape[0], gates.shape[1] // q.shape[2]
-    # Of q, k, T and P a reference for each part.
-    queries, keys, inverse, scores = (here[n : n + parts] for n in range(0, len(here), parts))
-    chunk, head = lax.axis_index("chunk"), lax.axis_index("head")
-    factor, rows, square = scale[0], pl.ds(chunk * CHUNK, CHUNK), (CHUNK, CHUNK)
-    for n in range(parts):
-        for there, here in ((q, queries), (k, keys)):
-            plgpu.copy_gmem_to_smem(there.at[n, rows, head], here[n], arrived)
-    for here in (down_here, along_here):
-        plgpu.copy_gmem_to_smem(gates.at[chunk, pl.ds(head * group, group)], here, arrived)
-    plgpu.barrier_wait(arrived)
-    turned = [x.T for x in keys]
-    multiply = functools.partial(products, interpreted=interpreted)
-    row, column = (
-        plgpu.broadcasted_iota(jnp.int32, square, axis, layout=SQUARE) for axis in (0, 1)
+    cta = _Cta(interpreted, *refs)
+    cta.fetch()
+    places: Any = (
+        plgpu.broadcasted_iota(jnp.int32, (CHUNK, CHUNK), axis, layout=SQUARE) for axis in (0, 1)
     )
+    head = functools.partial(cta.value_head, tuple(places))
+    lax.fori_loop(0, cta.group, head, None)
+    plgpu.wait_smem_to_gmem(0)
 
-    def send(here: Any, there: Any, i: Any) -> None:
-        for n in range(parts):
-            target = there.at[n, chunk, head * group + i]
-            plgpu.copy_smem_to_gmem(here[n], target, commit_group=False)
-        plgpu.commit_smem_to_gmem_group()
 
-    def decays(i: Any, keep: Callable[[Any, Any], Any]) -> jax.Array:
-        """exp(G[row] - G[column]), and zeros."""
+class _Cta:
+    """One CTA while it is traced: a chunk and a key head with its ``group`` value heads."""
 
-        def difference(n: int) -> jax.Array:
-            down, along = load(down_here.at[i, n], BY_ROW), load(along_here.at[i, n], BY_COLUMN)
-            return by_row(down, square) - by_column(along, square)
+    def __init__(self, interpreted: bool, *refs: Any) -> None:
+        self.q, self.k, self.gates, scale, self.T, self.P, *here = refs
+        *here, self.scratch, self.down, self.along, self.arrived = here
+        self.interpreted, self.parts = interpreted, self.q.shape[0]
+        self.group = self.gates.shape[1] // self.q.shape[2]
+        # Of q, k, T and P a reference for each part.
+        self.queries, self.keys, self.inverse, self.scores = (
+            here[n : n + self.parts] for n in range(0, len(here), self.parts)
+        )
+        self.chunk, self.head = lax.axis_index("chunk"), lax.axis_index("head")
+        self.factor = scale[0]
 
-        apart = difference(0) if parts == 1 else difference(0) + difference(4)
-        return jnp.exp(jnp.where(keep(row, column), apart, -jnp.inf))
+    def fetch(self) -> None:
+        """q, k and the gates of the value heads, waited for."""
+        rows = pl.ds(self.chunk * CHUNK, CHUNK)
+        for n in range(self.parts):
+            for there, here in ((self.q, self.queries), (self.k, self.keys)):
+                plgpu.copy_gmem_to_smem(there.at[n, rows, self.head], here[n], self.arrived)
+        for here in (self.down, self.along):
+            source = self.gates.at[self.chunk, pl.ds(self.head * self.group, self.group)]
+            plgpu.copy_gmem_to_smem(source, here, self.arrived)
+        plgpu.barrier_wait(self.arrived)
 
-    def value_head(i: Any, _: None) -> None:
+    def value_head(self, places: tuple[jax.Array, jax.Array], i: Any, _: None) -> None:
+        """P and T of value head i; ``places`` are the row and the column of each number.
+
+        All that is made here but beta is [64, 64].
+        """
         # Made again for each head: fewer registers, so more CTAs share a multiprocessor.
-        kk, qk = multiply(*(Product(x, turned) for x in (keys, queries)))
-        P_here = qk * decays(i, operator.ge) * factor
-        for there, part in zip(scores, split(P_here, parts), strict=True):
+        turned = [x.T for x in self.keys]  # [K, 64] each
+        kk, qk = products(
+            *(Product(x, turned) for x in (self.keys, self.queries)),
+            interpreted=self.interpreted,
+        )
+        P = qk * self._decays(i, operator.ge, *places) * self.factor
+        for there, part in zip(self.scores, split(P, self.parts), strict=True):
             there[...] = part
         plgpu.commit_smem()
-        if not interpreted:
-            barrier()
-        send(scores, P, i)
+        sync(self.interpreted)
+        self._send(self.scores, self.P, i)
         # Loaded again after the barrier, for the same reason.
-        beta = load(down_here.at[i, 1], BY_ROW)
-        below = kk * decays(i, operator.gt) * by_row(-beta, square)
-        unit_lower.write_inverse(below, scratch, inverse, scores, interpreted)
-        send(inverse, T, i)
+        beta = load(self.down.at[i, 1], BY_ROW)  # [64]
+        below = kk * self._decays(i, operator.gt, *places) * by_row(-beta, (CHUNK, CHUNK))  # -A
+        unit_lower.write_inverse(below, self.scratch, self.inverse, self.scores, self.interpreted)
+        self._send(self.inverse, self.T, i)
 
-    lax.fori_loop(0, group, value_head, None)
-    plgpu.wait_smem_to_gmem(0)
+    def _decays(self, i: Any, keep: Callable[..., Any], row: Any, column: Any) -> jax.Array:
+        """M where ``keep(row, column)`` holds, and zeros."""
+
+        def difference(n: int) -> jax.Array:
+            down = load(self.down.at[i, n], BY_ROW)  # [64]
+            along = load(self.along.at[i, n], BY_COLUMN)  # [64]
+            return by_row(down, (CHUNK, CHUNK)) - by_column(along, (CHUNK, CHUNK))
+
+        apart = difference(0) if self.parts == 1 else difference(0) + difference(4)
+        return jnp.exp(jnp.where(keep(row, column), apart, -jnp.inf))
+
+    def _send(self, here: Any, there: Any, i: Any) -> None:
+        for n in range(self.parts):
+            target = there.at[n, self.chunk, self.head * self.group + i]
+            plgpu.copy_smem_to_gmem(here[n], target, commit_group=False)
+        plgpu.commit_smem_to_gmem_group()

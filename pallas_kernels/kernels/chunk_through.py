@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.mosaic.layouts import load
-from pallas_kernels.mosaic.mlir import barrier
+from pallas_kernels.mosaic.mlir import sync
 from pallas_kernels.mosaic.tensor_cores import (
     BY_COLUMN,
     SQUARE,
@@ -110,96 +110,130 @@ def through(
 
 
 def _body(interpreted: bool, *refs: Any) -> None:
-    *there, gates_there, begin, scale, S, o, S_after = refs[:11]
-    parts = o.shape[0]
-    *here, arrived = refs[11:]
-    gates = here.pop(5 * parts)
-    # Of q, k, v, T, P and o a reference for each part.
-    *here, out = (here[n : n + parts] for n in range(0, len(here), parts))
-    b, h, i = (lax.axis_index(name) for name in ("sequence", "head", "part"))
-    hk, mine = lax.div(h, o.shape[2] // there[0].shape[2]), pl.ds(i * COLUMNS, COLUMNS)
-    first, last = begin[b], begin[b + 1]
-    factor, stages, results = scale[0], gates.shape[0], out[0].shape[0]
-    multiply = functools.partial(products, interpreted=interpreted)
+    cta = _Cta(interpreted, *refs)
+    first, last = cta.first, cta.last
+    for slot in range(cta.stages):
+        pl.when(first + slot < last)(functools.partial(cta.fetch, first + slot, jnp.int32(slot)))
+    own = cta.b, cta.h, cta.mine
+    state = load(cta.S.at[own], SQUARE)  # [64, K]
+    cta.S_after[(*own, slice(None))] = lax.fori_loop(first, last, cta.advance, state)
+    plgpu.wait_smem_to_gmem(0)
 
-    def sync() -> None:
-        if not interpreted:
-            barrier()
 
-    def fetch(chunk: Any, slot: Any) -> None:
-        rows = pl.ds(chunk * CHUNK, CHUNK)
-        for n in range(parts):
-            q, k, v, T, P = (x.at[n] for x in there)
-            sources = (q.at[rows, hk], k.at[rows, hk], v.at[rows, h, mine])
-            for source, target in zip(
-                (*sources, T.at[chunk, h], P.at[chunk, h]), here, strict=True
-            ):
+class _Stage(NamedTuple):
+    """References to the parts of a chunk: the fields of :class:`Chunks` but the gates."""
+
+    q: Any
+    k: Any
+    v: Any
+    T: Any
+    P: Any
+
+
+class _Beside(NamedTuple):
+    """What is made of a chunk beside its first products: all [64, 64] but S [64, K]."""
+
+    beta: jax.Array
+    grown: jax.Array
+    left: jax.Array
+    values: jax.Array
+    S: jax.Array
+
+
+class _Cta:
+    """One CTA while it is traced: a sequence ``b``, a value head ``h``, 64 columns of its state."""
+
+    def __init__(self, interpreted: bool, *refs: Any) -> None:
+        *there, self.gates_there, begin, scale, self.S, self.o, self.S_after = refs[:11]
+        *here, self.arrived = refs[11:]
+        self.interpreted, self.parts = interpreted, self.o.shape[0]
+        self.gates = here.pop(5 * self.parts)
+        # Of q, k, v, T, P and o a reference for each part.
+        *here, self.out = (here[n : n + self.parts] for n in range(0, len(here), self.parts))
+        self.there, self.here = _Stage(*there), _Stage(*here)
+        self.b, self.h, i = (lax.axis_index(name) for name in ("sequence", "head", "part"))
+        self.hk = lax.div(self.h, self.o.shape[2] // self.there.q.shape[2])
+        self.mine = pl.ds(i * COLUMNS, COLUMNS)
+        self.first, self.last, self.factor = begin[self.b], begin[self.b + 1], scale[0]
+        self.stages, self.results = self.gates.shape[0], self.out[0].shape[0]
+        self.multiply = functools.partial(products, interpreted=interpreted)
+
+    def fetch(self, chunk: Any, slot: Any) -> None:
+        """Request the copies of a chunk into a stage."""
+        rows, arrived = pl.ds(chunk * CHUNK, CHUNK), self.arrived
+        for n in range(self.parts):
+            q, k, v, T, P = (x.at[n] for x in self.there)
+            keys, values = (rows, self.hk), (rows, self.h, self.mine)
+            sources = q.at[keys], k.at[keys], v.at[values], T.at[chunk, self.h], P.at[chunk, self.h]
+            for source, target in zip(sources, self.here, strict=True):
                 plgpu.copy_gmem_to_smem(source, target[n].at[slot], arrived.at[slot])
-        plgpu.copy_gmem_to_smem(gates_there.at[chunk, h], gates.at[slot], arrived.at[slot])
+        gates = self.gates_there.at[chunk, self.h]
+        plgpu.copy_gmem_to_smem(gates, self.gates.at[slot], arrived.at[slot])
 
-    def refill(chunk: Any) -> None:
-        """The chunk that comes into the stage of this one, which nobody reads any more."""
-        pl.when(chunk + stages < last)(
-            lambda: fetch(chunk + stages, lax.rem(chunk - first, stages))
+    def advance(self, chunk: Any, S: jax.Array) -> jax.Array:
+        """The four equations for one chunk: S [64, K] before and after it."""
+        slot = lax.rem(chunk - self.first, self.stages)
+        plgpu.barrier_wait(self.arrived.at[slot])
+        here = _Stage(*([part.at[slot] for part in x] for x in self.here))
+        states = split(S, self.parts)  # [64, K] each
+        (written, beside), read = self.multiply(
+            *(Product(states, _turned(x)) for x in (here.k, here.q)),
+            beside=lambda: self._read_in(chunk, slot, here.v, S),
+            then=[self._written, self._read],
         )
-
-    for slot in range(stages):
-        pl.when(first + slot < last)(functools.partial(fetch, first + slot, jnp.int32(slot)))
-
-    def step(chunk: Any, S: jax.Array) -> jax.Array:
-        slot = lax.rem(chunk - first, stages)
-        plgpu.barrier_wait(arrived.at[slot])
-        q, k, v, T, P = ([part.at[slot] for part in x] for x in here)
-        square = (COLUMNS, CHUNK)
-
-        def read_in() -> Any:
-            if stages > 1:
-                # Beside products, for it takes as long as they do.
-                pl.when(chunk > first)(lambda: refill(chunk - 1))
-            rows = (load(gates.at[slot, n], BY_COLUMN) for n in (1, 2, 3))
-            values = sum(plgpu.load(x.T, layout=SQUARE).astype(jnp.float32) for x in v)
-            return *(by_column(row, square) for row in rows), values, S * gates[slot, 2, CHUNK - 1]
-
-        def write(seen: jax.Array, here: Any) -> Any:
-            beta, grown, _, values, _ = here
-            return split((values - seen * grown) * beta, parts), here
-
-        def grow(read: jax.Array, here: Any) -> jax.Array:
-            return read * (here[1] * factor)
-
-        states = split(S, parts)
-        (written, (_, _, left, _, S)), read = multiply(
-            *(Product(states, [part.T for part in x]) for x in (k, q)),
-            beside=read_in,
-            then=[write, grow],
-        )
-        [delta] = multiply(Product(written, [x.T for x in T]))
-
-        def send(read: jax.Array, _: None) -> None:
-            place = lax.rem(chunk - first, results)
-            plgpu.wait_smem_to_gmem(results - 1, wait_read_only=True)
-            sync()
-            for result, value in zip(out, split(read, parts), strict=True):
-                result.at[place].T[...] = value
-            plgpu.commit_smem()
-            sync()
-            for n, result in enumerate(out):
-                target = o.at[n, pl.ds(chunk * CHUNK, CHUNK), h, mine]
-                plgpu.copy_smem_to_gmem(result.at[place], target, commit_group=False)
-            plgpu.commit_smem_to_gmem_group()
-
-        _, S = multiply(
-            Product(split(delta, parts), [x.T for x in P], read),
-            Product(split(delta * left, parts), k, S),
-            then=[send, lambda S, _: S],
+        [delta] = self.multiply(Product(written, _turned(here.T)))  # [64, 64]
+        _, S = self.multiply(
+            Product(split(delta, self.parts), _turned(here.P), read),
+            Product(split(delta * beside.left, self.parts), here.k, beside.S),
+            then=[lambda o, _: self._send(chunk, o), lambda S, _: S],
         )
         # Nobody reads this stage any more.
         plgpu.commit_smem()
-        sync()
-        if stages == 1:
-            refill(chunk)
+        sync(self.interpreted)
+        if self.stages == 1:
+            self._refill(chunk)
         return S
 
-    state = load(S.at[b, h, mine], SQUARE)
-    S_after[b, h, mine, :] = lax.fori_loop(first, last, step, state)
-    plgpu.wait_smem_to_gmem(0)
+    def _refill(self, chunk: Any) -> None:
+        """Fetch what comes into the stage of this chunk, which nobody reads any more."""
+        pl.when(chunk + self.stages < self.last)(
+            lambda: self.fetch(chunk + self.stages, lax.rem(chunk - self.first, self.stages))
+        )
+
+    def _read_in(self, chunk: Any, slot: Any, v: Any, S: jax.Array) -> _Beside:
+        """beta, exp(G) and exp(G[last] - G) along the tokens, v, and S decayed."""
+        if self.stages > 1:
+            # Beside products, for it takes as long as they do.
+            pl.when(chunk > self.first)(lambda: self._refill(chunk - 1))
+        values = sum(plgpu.load(x.T, layout=SQUARE).astype(jnp.float32) for x in v)
+        beta, grown, left = (
+            by_column(load(self.gates.at[slot, n], BY_COLUMN), (COLUMNS, CHUNK)) for n in (1, 2, 3)
+        )
+        return _Beside(beta, grown, left, values, S * self.gates[slot, 2, CHUNK - 1])
+
+    def _written(self, seen: jax.Array, beside: _Beside) -> tuple[list[jax.Array], _Beside]:
+        """Parts of W [64, 64] from Sᵀk."""
+        beta, grown, _, values, _ = beside
+        return split((values - seen * grown) * beta, self.parts), beside
+
+    def _read(self, read: jax.Array, beside: _Beside) -> jax.Array:
+        """What the state before the chunk gives to o, [64, 64], from Sᵀq."""
+        return read * (beside.grown * self.factor)
+
+    def _send(self, chunk: Any, o: jax.Array) -> None:
+        """The outputs [64, 64] of a chunk, through shared memory, where rows are tokens."""
+        place = lax.rem(chunk - self.first, self.results)
+        plgpu.wait_smem_to_gmem(self.results - 1, wait_read_only=True)
+        sync(self.interpreted)
+        for result, value in zip(self.out, split(o, self.parts), strict=True):
+            result.at[place].T[...] = value
+        plgpu.commit_smem()
+        sync(self.interpreted)
+        for n, result in enumerate(self.out):
+            target = self.o.at[n, pl.ds(chunk * CHUNK, CHUNK), self.h, self.mine]
+            plgpu.copy_smem_to_gmem(result.at[place], target, commit_group=False)
+        plgpu.commit_smem_to_gmem_group()
+
+
+def _turned(parts: list[Any]) -> list[Any]:
+    return [part.T for part in parts]

@@ -25,7 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import tuning
 from pallas_kernels.mosaic.layouts import columns, load
-from pallas_kernels.mosaic.mlir import barrier
+from pallas_kernels.mosaic.mlir import sync
 from pallas_kernels.place import settled
 from pallas_kernels.support import size_reason
 
@@ -61,17 +61,20 @@ def _body(
     per_row, per_column = layout.reduce(1), layout.reduce(0)
 
     def spread(x: jax.Array, axis: int) -> jax.Array:
+        """[K] along axis 0, or [tile] along axis 1 -> [K, tile]."""
         return plgpu.layout_cast(lax.broadcast_in_dim(x, (K, tile), (axis,)), layout)
 
     def fetch(t: Any) -> tuple[jax.Array, ...]:
+        """q [K], k [K], v [tile], and the scalars g and beta."""
         keys = (load(x.at[b, t, hk], per_row) for x in (q, k))
         return *keys, load(v.at[b, t, h, mine], per_column), g[b, t, h], beta[b, t, h]
 
     def advance(S: jax.Array, operands: tuple[jax.Array, ...]) -> jax.Array:
+        """S [K, tile] after a token."""
         _, k, v, g, beta = operands
-        k = spread(k, 0)
+        k = spread(k, 0)  # [K, tile]
         S = jnp.exp(g) * S
-        delta = (v - jnp.sum(S * k, axis=0)) * beta
+        delta = (v - jnp.sum(S * k, axis=0)) * beta  # [tile]
         return S + k * spread(delta, 1)
 
     def read(t: Any, S: jax.Array, q: jax.Array) -> None:
@@ -84,12 +87,11 @@ def _body(
         return S
 
     place, factor = S.at[b, h, :, mine], scale[0]
-    state = load(place, layout)
+    state = load(place, layout)  # [K, tile]
     if T == 1:
         operands = fetch(0)
         # Without it the compiler puts some of these loads behind the wait for others.
-        if not interpreted:
-            barrier()
+        sync(interpreted)
         state = advance(state, operands)
         # The state leaves while the sums of the output are still made.
         place[...] = state

@@ -17,7 +17,8 @@ bit. A row of x that is not finite touches no other row.
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,58 +107,86 @@ def job(
         raise ValueError(reason)
     if columns != K or splits < 1 or K % (UNIT * splits) or B < 1:
         raise ValueError(f"x {x.shape}, w {w.shape} and {splits} splits do not fit each other")
-    blocks = -(-B // block)
-    batch, size = -(-B // blocks), w.dtype.itemsize
-    per_warp, most, width = tiling or tuning.float_gemv_tiling(batch, size)
-    K //= splits
-    lanes = 32 if K % 64 == 0 else 16
-    vector = math.gcd(K // lanes, width // size)
-    steps = K // (lanes * vector)
-    pieces = next(n for n in range(1, steps + 1) if steps % n == 0 and steps // n <= most)
-    rows = WARPS * per_warp
-    full, rest = divmod(N, rows)
-    tiles = full + rest
-
-    def body(index: Any, x: Any, w: Any, out: Any) -> None:
-        first, index = lax.rem(index, blocks) * batch, lax.div(index, blocks)
-        tile, split = lax.rem(index, tiles), lax.div(index, tiles)
-        vectors = [x.at[jnp.minimum(first + b, B - 1), split] for b in range(batch)]
-
-        def run(at: Any, many: bool) -> None:
-            layout = _layout(lanes, vector, many)
-
-            def weights(piece: Any) -> jax.Array:
-                return load(w.at[at, split, piece], layout)
-
-            for b, y in enumerate(_sums(weights, vectors, many, layout, pieces)):
-
-                def store(b=b, y=y) -> None:
-                    out[split, first + b, at] = y
-
-                always = (blocks - 1) * batch + b < B
-                store() if always else pl.when(first + b < B)(store)
-
-        def tile_of_rows() -> None:
-            run(pl.ds(tile * rows, rows), True)
-
-        def row_left_over() -> None:
-            run(tile + full * (rows - 1), False)
-
-        if not rest:
-            tile_of_rows()
-        elif not full:
-            row_left_over()
-        else:
-            pl.when(tile < full)(tile_of_rows)
-            pl.when(tile >= full)(row_left_over)
-
-    shape = (splits, pieces, steps // pieces * lanes, vector)
+    share = _share(B, N, K // splits, w.dtype.itemsize, block, tiling)
+    shape = (splits, share.pieces, share.vectors // share.pieces, share.vector)
     return Job(
-        ctas=blocks * tiles * splits,
+        ctas=share.blocks * share.tiles * splits,
         operands=(x.reshape(B, *shape), w.reshape(N, *shape)),
         outs=(jax.ShapeDtypeStruct((splits, B, N), jnp.float32),),
-        body=body,
+        body=functools.partial(_body, share),
     )
+
+
+class _Share(NamedTuple):
+    """How the work is divided.
+
+    B rows of x go to ``blocks`` CTAs of ``batch``; ``full`` tiles of ``rows`` rows of weights and
+    ``rest`` single rows to one CTA each. A row of a K slice is ``vectors`` vectors of ``vector``
+    columns, those of ``lanes`` lanes, taken in ``pieces``.
+    """
+
+    B: int
+    blocks: int
+    batch: int
+    rows: int
+    full: int
+    rest: int
+    lanes: int
+    vector: int
+    vectors: int
+    pieces: int
+
+    @property
+    def tiles(self) -> int:
+        """CTAs that share a block of rows of x and a K slice."""
+        return self.full + self.rest
+
+
+def _share(
+    B: int, N: int, K: int, size: int, block: int, tiling: tuple[int, int, int] | None
+) -> _Share:
+    """For slices of K columns and weights of ``size`` bytes."""
+    blocks = -(-B // block)
+    batch = -(-B // blocks)
+    per_warp, most, width = tiling or tuning.float_gemv_tiling(batch, size)
+    lanes = 32 if K % 64 == 0 else 16
+    vector = math.gcd(K // lanes, width // size)
+    steps, rows = K // (lanes * vector), WARPS * per_warp
+    pieces = next(n for n in range(1, steps + 1) if steps % n == 0 and steps // n <= most)
+    return _Share(B, blocks, batch, rows, *divmod(N, rows), lanes, vector, steps * lanes, pieces)
+
+
+def _body(share: _Share, index: Any, x: Any, w: Any, out: Any) -> None:
+    """x [B, splits, pieces, vectors/pieces, vector] and w [N, ...] -> out [splits, B, N]."""
+    first, index = lax.rem(index, share.blocks) * share.batch, lax.div(index, share.blocks)
+    tile, split = lax.rem(index, share.tiles), lax.div(index, share.tiles)
+    vectors = [x.at[jnp.minimum(first + b, share.B - 1), split] for b in range(share.batch)]
+
+    def run(at: Any, many: bool) -> None:
+        """Some rows of weights, or one."""
+        sums = _sums(share, lambda piece: w.at[at, split, piece], vectors, many)
+        for b, y in enumerate(sums):
+
+            def store(b=b, y=y) -> None:
+                out[split, first + b, at] = y
+
+            # The last block may have fewer rows of x.
+            always = (share.blocks - 1) * share.batch + b < share.B
+            store() if always else pl.when(first + b < share.B)(store)
+
+    def tile_of_rows() -> None:
+        run(pl.ds(tile * share.rows, share.rows), True)
+
+    def row_left_over() -> None:
+        run(tile + share.full * (share.rows - 1), False)
+
+    if not share.rest:
+        tile_of_rows()
+    elif not share.full:
+        row_left_over()
+    else:
+        pl.when(tile < share.full)(tile_of_rows)
+        pl.when(tile >= share.full)(row_left_over)
 
 
 def _layout(lanes: int, vector: int, many: bool) -> Any:
@@ -172,27 +201,31 @@ def _layout(lanes: int, vector: int, many: bool) -> Any:
 
 
 def _sums(
-    weights: Any, vectors: list[Any], many: bool, layout: Any, pieces: int
+    share: _Share, weights: Callable[[Any], Any], vectors: list[Any], many: bool
 ) -> list[jax.Array]:
     """The products of each vector with the weights: [rows] each, or a scalar for a single row."""
+    layout = _layout(share.lanes, share.vector, many)
     x_layout = layout.reduce(0) if many else layout
+
+    def read(piece: Any) -> jax.Array:
+        return load(weights(piece), layout)  # [rows, vectors/pieces, vector], or without rows
 
     def add(sums: list[jax.Array], piece: Any, words: jax.Array) -> list[jax.Array]:
         wide, added = words.astype(jnp.float32), []
         for total, ref in zip(sums, vectors, strict=True):
-            x = load(ref.at[piece], x_layout)
+            x = load(ref.at[piece], x_layout)  # [vectors/pieces, vector]
             if many:
                 x = plgpu.layout_cast(lax.broadcast_in_dim(x, wide.shape, (1, 2)), layout)
             added.append(total + jnp.sum(wide * x, axis=-1))
         return added
 
-    def body(piece: Any, carry: Any) -> Any:
+    def step(piece: Any, carry: Any) -> Any:
         sums, words = carry
-        ahead = weights(piece + 1)
+        ahead = read(piece + 1)
         return add(sums, piece, words), ahead
 
-    words = weights(0)
-    zero = jnp.zeros(words.shape[:-1], jnp.float32)
+    words = read(0)
+    zero = jnp.zeros(words.shape[:-1], jnp.float32)  # [rows, vectors/pieces]
     sums = [plgpu.layout_cast(zero, layout.reduce(zero.ndim)) for _ in vectors]
-    sums, words = lax.fori_loop(0, pieces - 1, body, (sums, words))
-    return [jnp.sum(total, axis=-1) for total in add(sums, pieces - 1, words)]
+    sums, words = lax.fori_loop(0, share.pieces - 1, step, (sums, words))
+    return [jnp.sum(total, axis=-1) for total in add(sums, share.pieces - 1, words)]

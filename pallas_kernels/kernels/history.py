@@ -43,7 +43,7 @@ def job(hist: Any, weight: jax.Array, place: Place, B: int) -> Job:
     """
     C, W = weight.shape
     width = 128 if C % 128 == 0 else 64
-    pieces = next(n for n in (4, 2, 1) if C % (n * width) == 0)
+    pieces = tuning.history_pieces(C, width)
     return Job(
         ctas=B * (C // (pieces * width)),
         operands=(hist, weight, *place.operands),
@@ -58,15 +58,13 @@ def _body(W: int, width: int, pieces: int, ctas: int, index: Any, *refs: Any) ->
     parts = [pl.ds((first + n) * width, width) for n in range(pieces)]
     layout = channels(width)
     row = Row.of(tuple(place), b)
-    taps = [taps_of(weight.at[part], width) for part in parts]
+    taps = [taps_of(weight.at[part], width) for part in parts]  # W of [width] for each part
 
-    @pl.when(b == 0)
-    def _():
+    def write_newest_taps() -> None:
         for part, mine in zip(parts, taps, strict=True):
             newest[part] = mine[-1]
 
-    @row.when_active
-    def _():
+    def shift() -> None:
         # All loads before the first store: a CTA has little else to do than to wait for them.
         frames = [
             [load(hist.at[row.layer, row.source, j, part], layout) for j in range(W - 1)]
@@ -77,3 +75,6 @@ def _body(W: int, width: int, pieces: int, ctas: int, index: Any, *refs: Any) ->
             pre[b, part] = functools.reduce(jnp.add, terms)
             for j, frame in enumerate(olds[1:]):
                 hist[row.layer, row.target, j, part] = frame
+
+    pl.when(b == 0)(write_newest_taps)
+    row.when_active(shift)

@@ -30,7 +30,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import tuning
 from pallas_kernels.mosaic import cluster
 from pallas_kernels.mosaic.layouts import channels, columns, load, rsqrt, silu, softplus
-from pallas_kernels.mosaic.mlir import barrier
+from pallas_kernels.mosaic.mlir import sync
 from pallas_kernels.place import Place, Row
 from pallas_kernels.support import size_reason
 
@@ -136,102 +136,172 @@ def middle(
 
 
 def _body(heads: Heads, tile: int, names: tuple[str, ...], interpreted: bool, *refs: Any) -> None:
-    HK, HV, K, V, eps = heads
-    qkv, z, b_rows, a_rows, pre, newest, A_log, dt_bias, norm, S, hist = refs[:11]
-    *rest, keys_there, values_there, mailbox = refs[11:]
-    place, outs = rest[: -len(names)], dict(zip(names, rest[-len(names) :], strict=True))
-    tiles, last = V // tile, hist.shape[2] - 1
-    i = lax.axis_index("head")
-    j = lax.axis_index("tile") if tiles > 1 else 0
-    row, h = lax.div(i, HV), lax.rem(i, HV)
-    hk, first = lax.div(h, HV // HK), (lax.rem(h, HV // HK) == 0) & (j == 0)
-    layout = columns(tile)
-    per_row, per_column = layout.reduce(1), layout.reduce(0)
-    mine, here, keys = pl.ds(j * tile, tile), pl.ds(h * V + j * tile, tile), pl.ds(hk * K, K)
-    at_q, at_k, at_v = keys, pl.ds((HK + hk) * K, K), pl.ds(2 * HK * K + h * V + j * tile, tile)
-    if tiles > 1:
-        cluster.open_mailbox(mailbox)
+    cta = _Cta(heads, tile, names, interpreted, *refs)
+    if cta.tiles > 1:
+        cluster.open_mailbox(cta.mailbox)
+    at = Row.of(cta.place, cta.row)
+    at.when_active(lambda: cta.advance(at))
+    at.when_idle(cta.idle)
 
-    def sync() -> None:
-        if not interpreted:
-            barrier()
 
-    def parts(ref: Any, at: Any) -> list[jax.Array]:
-        return [load(ref.at[s, row, at], channels(at.size)) for s in range(ref.shape[0])]
+class _Split(NamedTuple):
+    """Step 3: a CTA's channels of q [K], k [K] and v [tile], or something of each."""
 
-    def ends(at: Any) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-        layout = channels(at.size)
-        return parts(qkv, at), load(pre.at[row, at], layout), load(newest.at[at], layout)
+    q: Any
+    k: Any
+    v: Any
 
-    def convolve(parts: list[jax.Array], old: jax.Array, tap: jax.Array) -> tuple[Any, Any]:
-        new = functools.reduce(jnp.add, parts)
-        return new, silu(old + new * tap)
 
-    def scalar(parts: Any) -> jax.Array:
-        return functools.reduce(jnp.add, [parts[s, row, h] for s in range(parts.shape[0])])
+class _Cta:
+    """One CTA while it is traced: its row, its value head ``h``, and ``tile`` columns of S."""
 
-    def keep(when: Any, **values: Any) -> None:
-        """Read intermediates back: ``name=(index, value)``."""
-        if len(outs) > 1:
+    def __init__(
+        self, heads: Heads, tile: int, names: tuple[str, ...], interpreted: bool, *refs: Any
+    ) -> None:
+        HK, HV, K, V, _ = heads
+        self.heads, self.tile, self.interpreted = heads, tile, interpreted
+        self.projected, self.small = Projected(*refs[:6]), Small(*refs[6:9])
+        self.S, self.hist, *rest, self.keys_there, self.values_there, self.mailbox = refs[9:]
+        self.place = tuple(rest[: -len(names)])
+        self.outs = dict(zip(names, rest[-len(names) :], strict=True))
+        self.tiles = V // tile
+        i = lax.axis_index("head")
+        self.j = lax.axis_index("tile") if self.tiles > 1 else 0
+        self.row, self.h = lax.div(i, HV), lax.rem(i, HV)
+        hk = lax.div(self.h, HV // HK)
+        # The one CTA that writes what the value heads of a key head share.
+        self.first = (lax.rem(self.h, HV // HK) == 0) & (self.j == 0)
+        self.layout = columns(tile)
+        self.per_row, self.per_column = self.layout.reduce(1), self.layout.reduce(0)
+        self.mine = pl.ds(self.j * tile, tile)  # of V
+        self.here = pl.ds(self.h * V + self.j * tile, tile)  # of HV·V
+        self.keys = pl.ds(hk * K, K)  # of HK·K
+        self.at = _Split(  # of C
+            self.keys,
+            pl.ds((HK + hk) * K, K),
+            pl.ds(2 * HK * K + self.h * V + self.j * tile, tile),
+        )
 
-            @pl.when(when)
-            def _():
-                for name, (at, value) in values.items():
-                    outs[name][row, at] = value
-
-    at = Row.of(tuple(place), row)
-
-    @at.when_active
-    def _():
-        state = load(S.at[at.layer, at.source, h, :, mine], layout)
-        ends_v, gates = ends(at_v), parts(z, here)
-        weight = load(norm.at[mine], channels(tile))
-        b, a, decay_rate, bias = scalar(b_rows), scalar(a_rows), A_log[h], dt_bias[h]
+    def advance(self, at: Row) -> None:
+        """Steps 2 to 6 of an active row."""
+        S = load(self.S.at[at.layer, at.source, self.h, :, self.mine], self.layout)  # [K, tile]
+        v_terms, gates = self._terms(self.at.v), self._slices(self.projected.z, self.here)
+        weight = load(self.small.norm.at[self.mine], channels(self.tile))  # [tile]
+        b, a = self._scalar(self.projected.b), self._scalar(self.projected.a)
+        decay_rate, bias = self.small.A_log[self.h], self.small.dt_bias[self.h]
         # Without it the compiler puts these loads behind the wait for those of q and k.
-        sync()
-        ends_q, ends_k = ends(at_q), ends(at_k)
-        (xq, q), (xk, k), (xv, v) = convolve(*ends_q), convolve(*ends_k), convolve(*ends_v)
-        gate = functools.reduce(jnp.add, gates)
-        keys_there[0, :], keys_there[1, :] = q, k
-        values_there[0, :], values_there[1, :] = v, weight * silu(gate)
-        sync()
-
-        @pl.when(first)
-        def _():
-            hist[at.layer, at.target, last, at_q] = xq
-            hist[at.layer, at.target, last, at_k] = xk
-
-        hist[at.layer, at.target, last, at_v] = xv
+        sync(self.interpreted)
+        x, convolved = self._convolve(v_terms)
+        z = functools.reduce(jnp.add, gates)  # [tile]
+        self._lay_down(convolved, weight * silu(z))
+        self._write_frame(at, x)
         beta, g = lax.logistic(b), -jnp.exp(decay_rate) * softplus(a + bias)
-        keep(first, XC=(at_q, xq), XCV=(at_q, q))
-        keep(first, XC=(at_k, xk), XCV=(at_k, k))
-        keep(True, XC=(at_v, xv), XCV=(at_v, v), Z=(here, gate))
-        keep(j == 0, B=(h, b), A=(h, a), BETA=(h, beta), G=(h, g))
-
-        def spread(x: jax.Array, axis: int) -> jax.Array:
-            return plgpu.layout_cast(lax.broadcast_in_dim(x, (K, tile), (axis,)), layout)
-
-        q, k = (load(keys_there.at[n], per_row) for n in range(2))
-        v, gate = (load(values_there.at[n], per_column) for n in range(2))
-        q = q * (rsqrt(jnp.sum(q * q) + QK_NORM_EPS) * K**-0.5)
-        k = k * rsqrt(jnp.sum(k * k) + QK_NORM_EPS)
-        keep(first, Q=(keys, q), K=(keys, k))
-        q, k = spread(q, 0), spread(k, 0)
-        state = jnp.exp(g) * state
-        delta = (v - jnp.sum(state * k, axis=0)) * beta
-        state = state + k * spread(delta, 1)
+        self._keep_channels(x, convolved)
+        self._keep(True, Z=(self.here, z))
+        self._keep(self.j == 0, B=(self.h, b), A=(self.h, a), BETA=(self.h, beta), G=(self.h, g))
+        q, k, v, gate = self._take_up()
+        q, k = self._normalise(q, k)
+        S = self._update(S, k, v, beta, g)
         # The state leaves while the sums of the output are still made.
-        S[at.layer, at.target, h, :, mine] = state
-        o = jnp.sum(state * q, axis=0)
-        keep(True, ON=(here, o))
-        square = jnp.sum(o * o)
-        if tiles > 1:
-            cluster.wait()
-            square = cluster.total(square, mailbox, tiles)
-        outs["onn"][row, here] = gate * (o * rsqrt(square / V + eps))
+        self.S[at.layer, at.target, self.h, :, self.mine] = S
+        o = jnp.sum(S * q, axis=0)  # [tile]
+        self._keep(True, ON=(self.here, o))
+        self._gated_norm(o, gate)
 
-    @at.when_idle
-    def _():
-        outs["onn"][row, here] = plgpu.layout_cast(jnp.zeros((tile,), jnp.float32), per_column)
-        if tiles > 1:
+    def idle(self) -> None:
+        """A row without a slot: zeros, and what its cluster expects of it."""
+        zeros = plgpu.layout_cast(jnp.zeros((self.tile,), jnp.float32), self.per_column)
+        self.outs["onn"][self.row, self.here] = zeros
+        if self.tiles > 1:
             cluster.wait()
+
+    def _slices(self, ref: Any, at: Any) -> list[jax.Array]:
+        """The K slices of some columns of a projection, [at.size] each."""
+        return [load(ref.at[s, self.row, at], channels(at.size)) for s in range(ref.shape[0])]
+
+    def _scalar(self, ref: Any) -> jax.Array:
+        """The head's column of b or a."""
+        slices = [ref[s, self.row, self.h] for s in range(ref.shape[0])]
+        return functools.reduce(jnp.add, slices)
+
+    def _terms(self, at: Any) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+        """Of some channels: the new frame's slices, the history's share, the newest tap."""
+        layout, frame = channels(at.size), self._slices(self.projected.qkv, at)
+        old = load(self.projected.pre.at[self.row, at], layout)  # [at.size]
+        return frame, old, load(self.projected.newest.at[at], layout)
+
+    def _convolve(self, v_terms: Any) -> tuple[_Split, _Split]:
+        """Step 2: the new frame, which is the convolution's input, and its output."""
+        terms = self._terms(self.at.q), self._terms(self.at.k), v_terms
+        inputs, outputs = [], []
+        for frame, old, tap in terms:
+            inputs.append(functools.reduce(jnp.add, frame))
+            outputs.append(silu(old + inputs[-1] * tap))
+        return _Split(*inputs), _Split(*outputs)
+
+    def _lay_down(self, convolved: _Split, gate: jax.Array) -> None:
+        """Into shared memory, one channel a thread."""
+        self.keys_there[0, :], self.keys_there[1, :] = convolved.q, convolved.k
+        self.values_there[0, :], self.values_there[1, :] = convolved.v, gate
+        sync(self.interpreted)
+
+    def _take_up(self) -> tuple[jax.Array, ...]:
+        """q [K], k [K], v [tile] and the gate [tile] from shared memory, as S lies over threads."""
+        q, k = (load(self.keys_there.at[n], self.per_row) for n in range(2))
+        v, gate = (load(self.values_there.at[n], self.per_column) for n in range(2))
+        return q, k, v, gate
+
+    def _write_frame(self, at: Row, x: _Split) -> None:
+        """The newest frame of the history, which holds the convolution's inputs."""
+        last = self.hist.shape[2] - 1
+
+        def write_keys() -> None:
+            self.hist[at.layer, at.target, last, self.at.q] = x.q
+            self.hist[at.layer, at.target, last, self.at.k] = x.k
+
+        pl.when(self.first)(write_keys)
+        self.hist[at.layer, at.target, last, self.at.v] = x.v
+
+    def _normalise(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Step 4: both [K, tile], the same in every column."""
+        q = q * (rsqrt(jnp.sum(q * q) + QK_NORM_EPS) * self.heads.K**-0.5)
+        k = k * rsqrt(jnp.sum(k * k) + QK_NORM_EPS)
+        self._keep(self.first, Q=(self.keys, q), K=(self.keys, k))
+        return self._spread(q, 0), self._spread(k, 0)
+
+    def _update(self, S: Any, k: Any, v: Any, beta: Any, g: Any) -> jax.Array:
+        """Step 5 but for the output: S [K, tile] after the token."""
+        S = jnp.exp(g) * S
+        delta = (v - jnp.sum(S * k, axis=0)) * beta  # [tile]
+        return S + k * self._spread(delta, 1)
+
+    def _spread(self, x: jax.Array, axis: int) -> jax.Array:
+        """[K] along axis 0, or [tile] along axis 1 -> [K, tile]."""
+        shape = self.heads.K, self.tile
+        return plgpu.layout_cast(lax.broadcast_in_dim(x, shape, (axis,)), self.layout)
+
+    def _gated_norm(self, o: jax.Array, gate: jax.Array) -> None:
+        """Step 6, whose mean is over the whole head."""
+        square = jnp.sum(o * o)
+        if self.tiles > 1:
+            cluster.wait()
+            square = cluster.total(square, self.mailbox, self.tiles)
+        normed = o * rsqrt(square / self.heads.V + self.heads.eps)  # [tile]
+        self.outs["onn"][self.row, self.here] = gate * normed
+
+    def _keep(self, when: Any, **values: Any) -> None:
+        """Read intermediates back where ``when`` holds: ``NAME=(index, value)``."""
+        if len(self.outs) == 1:
+            return
+
+        def read_back() -> None:
+            for name, (at, value) in values.items():
+                self.outs[name][self.row, at] = value
+
+        pl.when(when)(read_back)
+
+    def _keep_channels(self, x: _Split, convolved: _Split) -> None:
+        """The convolution's input and output."""
+        writers = self.first, self.first, True
+        for when, at, *values in zip(writers, self.at, x, convolved, strict=True):
+            self._keep(when, XC=(at, values[0]), XCV=(at, values[1]))

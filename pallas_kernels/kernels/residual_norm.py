@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import tuning
 from pallas_kernels.mosaic import cluster
 from pallas_kernels.mosaic.layouts import channels, in_every_warp, load, rsqrt
-from pallas_kernels.mosaic.mlir import barrier
+from pallas_kernels.mosaic.mlir import sync
 from pallas_kernels.support import has_clusters
 
 PIECE = 128
@@ -88,7 +88,7 @@ def _body(eps: float, size: int, interpreted: bool, *refs: Any) -> None:
     def read(ref: Any) -> jax.Array:
         return load(ref, channels(PIECE))
 
-    weights = [read(weight.at[at]) for at in places]
+    weights = [read(weight.at[at]) for at in places]  # [128] each, as all below
     xs = []
     for at in places:
         terms = [read(parts.at[s, row, at]) for s in range(splits)]
@@ -96,8 +96,7 @@ def _body(eps: float, size: int, interpreted: bool, *refs: Any) -> None:
     for at, x in zip(places, xs, strict=True):
         x_out[row, at] = x
     squares[...] = functools.reduce(operator.add, [x * x for x in xs])
-    if not interpreted:
-        barrier()
+    sync(interpreted)
     # Every warp adds all of them: a sum over warps would have their lanes write to one place.
     square = jnp.sum(load(squares, in_every_warp(PIECE)))
     if size > 1:

@@ -21,7 +21,6 @@ from jaxlib.mlir.dialects import arith, gpu, llvm, math, scf
 
 from pallas_kernels.mosaic.mlir import (
     at,
-    barrier,
     either,
     elements,
     f32,
@@ -29,6 +28,7 @@ from pallas_kernels.mosaic.mlir import (
     i32,
     i32_type,
     less,
+    sync,
     vector,
     zero,
 )
@@ -69,21 +69,17 @@ def write_inverse(
     def blocks(size: int) -> tuple[jax.Array, jax.Array]:
         return lax.div(row, size), lax.div(column, size)
 
-    def sync() -> None:
-        if not interpreted:
-            barrier()
-
     def put(there: Sequence[Any], x: jax.Array) -> None:
         for ref, part in zip(there, split(x, len(there)), strict=True):
             ref[...] = part
         plgpu.commit_smem()
-        sync()
+        sync(interpreted)
 
     x = _interpreted(below) if interpreted else _diagonal_blocks(below, scratch)
     x = jnp.where(operator.eq(*blocks(BLOCK)), x, 0.0)
     # Copies of what was in link and inverse.
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    sync()
+    sync(interpreted)
     for size in (2 * BLOCK, 4 * BLOCK):
         # Below the diagonal, what joins two blocks and is in none of them.
         joining = operator.eq(*blocks(size)) & operator.ne(*blocks(size // 2))

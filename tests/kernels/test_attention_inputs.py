@@ -6,17 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from gdn_jax._core.backend import select_backend
 from pallas_kernels.kernels import attention_inputs as kernel
 from pallas_kernels.kernels.attention_inputs import Norms, Slices, Turn
 from tests.gpu_small import exact_attention_inputs
-from tests.support.tools import OP, assert_close, assert_same_bits
+from tests.support.mosaic import VALUES
+from tests.support.tools import assert_close, assert_same_bits
 
-COMPILED = select_backend(OP) == "pallas"
-INTERPRET = None if COMPILED else plgpu.InterpretGPUParams(detect_races=True)
 EPS = 1e-2
 H, G, N, SPLITS = 4, 2, 6, 3
 PLACE = (5, -1, 0)
@@ -41,9 +37,7 @@ def draw(A: int, half: int, B: int) -> dict[str, Any]:
 def run(drawn: dict[str, Any], place: Any, dtype: Any = jnp.float32) -> list[jax.Array]:
     caches = [x.astype(dtype) for x in drawn["caches"]]
     at, given = jnp.asarray(place, jnp.int32), [drawn[x] for x in ("slices", "norms", "turn")]
-    found = kernel.attention_inputs(*given, at, *caches, eps=EPS, interpret=INTERPRET)
-    assert COMPILED or not get_races().races_found
-    return list(found)
+    return list(kernel.attention_inputs(*given, at, *caches, eps=EPS, interpret=VALUES))
 
 
 @pytest.mark.parametrize(("A", "half"), [(256, 32), (128, 64)])

@@ -6,17 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gdn_jax as gdn
 import gdn_jax.ops.causal_conv
 from gdn_jax import oracle
-from pallas_kernels.kernels.causal_conv import CHUNK, causal_conv
+from pallas_kernels.kernels.causal_conv import causal_conv
+from pallas_kernels.tuning import CONV_TOKENS
+from tests.support.mosaic import VALUES
 from tests.support.tools import assert_close, assert_same_bits, pretend_device
 
-COMPILED = gdn.select_backend("causal_conv1d") == "pallas"
-INTERPRET = None if COMPILED else plgpu.InterpretGPUParams(detect_races=True)
 B = 2
 
 
@@ -27,12 +25,11 @@ def draw(T: int, W: int, C: int = 64) -> list[jax.Array]:
 
 
 @pytest.mark.parametrize("W", [2, 3, 4])
-@pytest.mark.parametrize("T", [1, 2, CHUNK, 2 * CHUNK + 1])
+@pytest.mark.parametrize("T", [1, 2, CONV_TOKENS, 2 * CONV_TOKENS + 1])
 def test_agrees_with_float64_for_any_length(T: int, W: int) -> None:
     C = 128 if W == 3 else 192
     operands = draw(T, W, C)
-    out, new = causal_conv(*operands, interpret=INTERPRET)
-    assert COMPILED or not get_races().races_found
+    out, new = causal_conv(*operands, interpret=VALUES)
     x, hist, weight = map(oracle.wide, map(np.asarray, operands))
     ext = np.concatenate([hist, x], axis=1)
     sums = np.sum([ext[:, j : j + T] * weight[:, j] for j in range(W)], axis=0)
@@ -52,7 +49,7 @@ def test_the_operator_runs_it_with_the_gradients_of_xla(monkeypatch: pytest.Monk
 
     (out, new), gradients = results("xla")
     pretend_device(monkeypatch)
-    kernel = functools.partial(causal_conv, interpret=INTERPRET)
+    kernel = functools.partial(causal_conv, interpret=VALUES)
     monkeypatch.setattr(gdn_jax.ops.causal_conv, "causal_conv", kernel)
     (found, last), theirs = results("pallas")
     assert_close(found, out, 5e-7)

@@ -1,7 +1,6 @@
-"""The Pallas kernel of the delta rule: compiled on a CUDA GPU, interpreted elsewhere.
+"""The Pallas kernel of the delta rule: interpreted against float64, and lowered for CUDA.
 
-The interpreter fills every buffer with NaN before the kernel runs and looks for races between
-CTAs; it ignores layouts, so each configuration is lowered for CUDA as well.
+The interpreter ignores layouts, so each configuration is lowered for CUDA as well.
 """
 
 import contextlib
@@ -12,17 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gdn_jax as gdn
 import gdn_jax.ops.delta_rule
 from gdn_jax import oracle
-from gdn_jax._core.backend import select_backend
 from pallas_kernels import tuning
 from pallas_kernels.kernels.delta_rule import delta_rule_decode
-from tests.support.cases import OPERATOR, OpCase, operator_inputs
+from tests.support.cases import OPERATOR, TILES, OpCase, operator_inputs
+from tests.support.mosaic import VALUES
 from tests.support.tools import (
     MAX_REL,
     OP,
@@ -32,9 +28,6 @@ from tests.support.tools import (
     pretend_device,
 )
 
-COMPILED = select_backend(OP) == "pallas"
-RACES = plgpu.InterpretGPUParams(detect_races=True)
-INTERPRET = None if COMPILED else RACES
 BASE = OpCase(2, 3, 2, 4, 128, 64, live=True)
 WIDE = {
     name: dataclasses.replace(case, T=min(case.T, 4), K=128 if case.l2norm else 64, V=64)
@@ -44,7 +37,6 @@ WIDE = {
     "square_of_128": OpCase(1, 2, 1, 3, 128, 128, live=True),
     "k64_v128_three_rows": OpCase(3, 1, 1, 2, 64, 128, live=True),
 }
-TILES = tuning.TILES
 
 
 def draw(case: OpCase) -> list[np.ndarray]:
@@ -58,11 +50,9 @@ def draw(case: OpCase) -> list[np.ndarray]:
 
 
 def run(operands: list[np.ndarray], tile: int | None = 64) -> list[np.ndarray]:
-    """o and S; with the interpreter, no race."""
-    out = delta_rule_decode(*map(jnp.asarray, operands), tile=tile, interpret=INTERPRET)
-    found = [np.asarray(x) for x in out]
-    assert COMPILED or not get_races().races_found
-    return found
+    """o and S."""
+    out = delta_rule_decode(*map(jnp.asarray, operands), tile=tile, interpret=VALUES)
+    return [np.asarray(x) for x in out]
 
 
 def check(case: OpCase, tile: int | None = None) -> None:
@@ -116,22 +106,9 @@ def test_nan_stays_in_its_row_and_head(which: int) -> None:
 def test_runs_repeat_and_the_callers_state_is_left_alone() -> None:
     operands = [jnp.asarray(x) for x in draw(BASE)]
     before = np.array(operands[6])
-    first = delta_rule_decode(*operands, interpret=INTERPRET)
+    first = delta_rule_decode(*operands, interpret=VALUES)
     assert_same_bits(operands[6], before)
-    assert_same_bits(delta_rule_decode(*operands, interpret=INTERPRET), first)
-
-
-@pytest.mark.skipif(COMPILED, reason="the interpreter is the subject")
-def test_the_race_detector_is_awake() -> None:
-    """Two CTAs that write the same element."""
-
-    def body(x, out):
-        out[...] = x[...] + lax.axis_index("cta").astype(jnp.float32)
-
-    x = jnp.zeros((128,), jnp.float32)
-    kernel = plgpu.kernel(body, out_type=x, grid=(2,), grid_names=("cta",), interpret=INTERPRET)
-    jax.block_until_ready(kernel(x))
-    assert get_races().races_found
+    assert_same_bits(delta_rule_decode(*operands, interpret=VALUES), first)
 
 
 def shapes(B: int, T: int, HK: int, HV: int, K: int, V: int) -> list[jax.ShapeDtypeStruct]:
@@ -174,9 +151,8 @@ def test_tiles_fill_the_card_and_divide_v() -> None:
 @contextlib.contextmanager
 def device(monkeypatch: pytest.MonkeyPatch, capability: str = "9.0"):
     """Let the support module see a CUDA GPU, and interpret what is meant for it."""
-    if not COMPILED or capability != "9.0":
-        pretend_device(monkeypatch, capability)
-    kernel = functools.partial(delta_rule_decode, interpret=INTERPRET)
+    pretend_device(monkeypatch, capability)
+    kernel = functools.partial(delta_rule_decode, interpret=VALUES)
     monkeypatch.setattr(gdn_jax.ops.delta_rule, "delta_rule_decode", kernel)
     yield
     monkeypatch.undo()
@@ -262,9 +238,8 @@ def test_what_cannot_run_says_why_and_what_would(monkeypatch: pytest.MonkeyPatch
             error=gdn.BackendUnavailableError,
         )
 
-    if not COMPILED:
-        assert "no CUDA GPU, the device is cpu" in refuse()
-        assert gdn.select_backend(OP) == "xla"
+    assert "no CUDA GPU, the device is cpu" in refuse()
+    assert gdn.select_backend(OP) == "xla"
     with device(monkeypatch, "7.5"):
         assert "compute capability 7.5, the kernel needs 8.0" in refuse()
     with device(monkeypatch):

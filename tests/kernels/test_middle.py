@@ -10,19 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from gdn_jax import GDNConfig, oracle
-from gdn_jax._core.backend import select_backend
-from pallas_kernels import tuning
 from pallas_kernels.jobs import launch
 from pallas_kernels.kernels import history, middle
 from pallas_kernels.place import Place
-from tests.support.tools import OP, assert_close, assert_same_bits
+from tests.support.cases import TILES
+from tests.support.mosaic import VALUES
+from tests.support.tools import assert_close, assert_same_bits
 
-COMPILED = select_backend(OP) == "pallas"
-INTERPRET = None if COMPILED else plgpu.InterpretGPUParams(detect_races=True)
 CASES = {
     "three_values_a_key": (GDNConfig(1, 2, 6, 64, 128), 3),
     "k_wider_than_v": (GDNConfig(1, 2, 2, 128, 64, conv_width=3), 1),
@@ -54,13 +50,21 @@ def draw(cfg: GDNConfig, splits: int, B: int, seed: int = 0) -> dict[str, Any]:
 
 
 def in_place(
-    state: Any, drawn: Any, read: Any, write: Any, *, cfg: GDNConfig, tile: int, trace: bool
+    state: Any,
+    drawn: Any,
+    read: Any,
+    write: Any,
+    *,
+    cfg: GDNConfig,
+    tile: int,
+    trace: bool,
+    interpret: Any = VALUES,
 ) -> Any:
     S, hist = map(jax.new_ref, state)
     slots = (jnp.asarray(x, jnp.int32) for x in (read, write) if x is not None)
     place, conv = Place(jnp.full((1,), LAYER, jnp.int32), *slots), jnp.asarray(drawn["conv"])
     B = drawn["parts"]["z"].shape[1]
-    (job,) = launch([history.job(hist, conv, place, B)], name="history", interpret=INTERPRET)
+    (job,) = launch([history.job(hist, conv, place, B)], name="history", interpret=interpret)
     onn, intermediates = middle.middle(
         middle.Projected(**drawn["parts"], pre=job[0], newest=job[1]),
         middle.Small(**drawn["small"]),
@@ -70,7 +74,7 @@ def in_place(
         heads_of(cfg),
         tile=tile,
         trace=trace,
-        interpret=INTERPRET,
+        interpret=interpret,
     )
     return onn, intermediates, S[...], hist[...]
 
@@ -78,9 +82,9 @@ def in_place(
 jitted = jax.jit(in_place, static_argnames=("cfg", "tile", "trace"))
 
 
-def run(drawn: Any, read: Any, write: Any, *, cfg: GDNConfig, tile: int, trace: bool = False):
+def run(drawn: Any, read: Any, write: Any, *, cfg: GDNConfig, trace: bool = False):
     state = jnp.asarray(drawn["S"]), jnp.asarray(drawn["hist"])
-    return jitted(state, drawn, read, write, cfg=cfg, tile=tile, trace=trace)
+    return jitted(state, drawn, read, write, cfg=cfg, tile=cfg.head_v_dim, trace=trace)
 
 
 def heads_of(cfg: GDNConfig) -> middle.Heads:
@@ -100,18 +104,13 @@ def expected(drawn: Any, cfg: GDNConfig, row: int, slot: int) -> dict[str, np.nd
     return oracle.step(weights, cfg, S, hist, np.ones(1))
 
 
-def tiles(cfg: GDNConfig) -> list[int]:
-    return [t for t in (32, 64, 128) if t <= cfg.head_v_dim and (COMPILED or t == cfg.head_v_dim)]
-
-
-@pytest.mark.parametrize(("name", "tile"), [(n, t) for n, c in CASES.items() for t in tiles(c[0])])
-def test_steps_two_to_six_agree_with_float64(name: str, tile: int) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_steps_two_to_six_agree_with_float64(name: str) -> None:
     cfg, splits = CASES[name]
     drawn, read, write = draw(cfg, splits, 3), [3, -1, 0], [3, -1, 2]
     for x in (drawn["S"], drawn["hist"]):
         x[0], x[1, [1, 2, 4]] = np.nan, np.nan
-    onn, trace, S, hist = run(drawn, read, write, cfg=cfg, tile=tile, trace=True)
-    assert COMPILED or not get_races().races_found
+    onn, trace, S, hist = run(drawn, read, write, cfg=cfg, trace=True)
     for row in (0, 2):
         ref = expected(drawn, cfg, row, read[row])
         for h in range(cfg.num_v_heads):
@@ -130,37 +129,33 @@ def test_steps_two_to_six_agree_with_float64(name: str, tile: int) -> None:
     assert_same_bits(hist[untouched], drawn["hist"][untouched])
 
 
-@pytest.mark.parametrize("tile", tiles(CASES["three_values_a_key"][0]))
-def test_reading_back_changes_no_bit_and_runs_repeat(tile: int) -> None:
+def test_reading_back_changes_nothing_and_runs_repeat() -> None:
     cfg, splits = CASES["three_values_a_key"]
     drawn = draw(cfg, splits, 2)
-    onn, none, S, hist = run(drawn, [1, 4], [1, 4], cfg=cfg, tile=tile)
-    again, entries, S2, hist2 = run(drawn, [1, 4], [1, 4], cfg=cfg, tile=tile, trace=True)
+    onn, none, S, hist = run(drawn, [1, 4], [1, 4], cfg=cfg)
+    again, entries, S2, hist2 = run(drawn, [1, 4], [1, 4], cfg=cfg, trace=True)
     assert (none, set(entries)) == ({}, set(middle.READ_BACK))
-    if COMPILED:
-        assert_same_bits((again, S2, hist2), (onn, S, hist))
-    else:
-        # XLA compiles the interpreted kernel anew, and not to the same roundings.
-        for found, wanted in ((again, onn), (S2, S), (hist2, hist)):
-            assert_close(found, wanted, 1e-6)
-    assert_same_bits(run(drawn, [1, 4], [1, 4], cfg=cfg, tile=tile), (onn, none, S, hist))
+    # XLA compiles the interpreted kernel anew, and not to the same roundings.
+    for found, wanted in ((again, onn), (S2, S), (hist2, hist)):
+        assert_close(found, wanted, 1e-6)
+    assert_same_bits(run(drawn, [1, 4], [1, 4], cfg=cfg), (onn, none, S, hist))
 
 
 def test_without_slots_a_row_is_its_own() -> None:
     cfg, splits = CASES["square"]
     drawn = draw(cfg, splits, 2)
-    named = run(drawn, [0, 1], [0, 1], cfg=cfg, tile=128)
-    for found, wanted in zip(run(drawn, None, None, cfg=cfg, tile=128), named, strict=True):
+    named = run(drawn, [0, 1], [0, 1], cfg=cfg)
+    for found, wanted in zip(run(drawn, None, None, cfg=cfg), named, strict=True):
         if not isinstance(found, dict):
-            assert_close(found, wanted, 0.0 if COMPILED else 1e-6)
+            assert_close(found, wanted, 1e-6)
 
 
 def test_nan_of_a_row_stays_there() -> None:
     cfg, splits = CASES["two_taps"]
     drawn = draw(cfg, splits, 2)
-    clean = run(drawn, [0, 1], [0, 1], cfg=cfg, tile=64)
+    clean = run(drawn, [0, 1], [0, 1], cfg=cfg)
     drawn["parts"]["qkv"][1, 1, 5] = np.nan
-    spoilt = run(drawn, [0, 1], [0, 1], cfg=cfg, tile=64)
+    spoilt = run(drawn, [0, 1], [0, 1], cfg=cfg)
     assert np.isnan(spoilt[0][1]).any()
     for found, wanted in zip(spoilt, clean, strict=True):
         if not isinstance(found, dict):
@@ -175,16 +170,13 @@ def shapes(cfg: GDNConfig, splits: int, B: int) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("tile", tuning.TILES)
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("trace", [False, True])
-def test_every_tile_lowers_for_cuda_in_place(
-    monkeypatch: pytest.MonkeyPatch, name: str, tile: int, trace: bool
-) -> None:
-    monkeypatch.setitem(globals(), "INTERPRET", None)
+def test_every_tile_lowers_for_cuda_in_place(name: str, tile: int, trace: bool) -> None:
     cfg, splits = CASES[name]
     if tile > cfg.head_v_dim:
         return
-    traced = functools.partial(in_place, cfg=cfg, tile=tile, trace=trace)
+    traced = functools.partial(in_place, cfg=cfg, tile=tile, trace=trace, interpret=None)
     lowered = jax.jit(traced, donate_argnums=0)
     text = lowered.trace(*shapes(cfg, splits, 3)).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@mosaic_gpu_v2") == 2

@@ -7,16 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from gdn_jax._core.backend import select_backend
 from pallas_kernels import tuning
 from pallas_kernels.kernels.residual_norm import residual_norm
-from tests.support.tools import OP, assert_close, assert_same_bits
+from tests.support.mosaic import VALUES
+from tests.support.tools import assert_close, assert_same_bits
 
-COMPILED = select_backend(OP) == "pallas"
-INTERPRET = None if COMPILED else plgpu.InterpretGPUParams(detect_races=True)
 EPS = 1e-2
 """Large, so that a norm without it is found."""
 
@@ -30,9 +26,7 @@ def draw(splits: int, B: int, D: int) -> tuple[np.ndarray, ...]:
 
 
 def run(*drawn: np.ndarray, eps: float = EPS) -> list[np.ndarray]:
-    size = None if COMPILED else 1
-    found = residual_norm(*map(jnp.asarray, drawn), eps=eps, size=size, interpret=INTERPRET)
-    assert COMPILED or not get_races().races_found
+    found = residual_norm(*map(jnp.asarray, drawn), eps=eps, size=1, interpret=VALUES)
     return [np.asarray(y) for y in found]
 
 

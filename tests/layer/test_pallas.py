@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks import get_races
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gdn_jax as gdn
 from gdn_jax import oracle
@@ -19,9 +17,9 @@ from gdn_jax.verify.draw import draw_inputs, draw_weights
 from pallas_kernels import layer as layer_kernels
 from pallas_kernels.kernels.delta_rule import delta_rule_decode
 from tests import gpu_small
+from tests.support.mosaic import VALUES
 from tests.support.tools import assert_close, assert_same_bits, pretend_device
 
-RACES = plgpu.InterpretGPUParams(detect_races=True)
 CFG = gdn.GDNConfig(96, 1, 2, 128, 64, conv_width=3)
 SMALL = gdn.GDNConfig(64, 1, 1, 64, 64, conv_width=3)
 """Where the interpreter runs many steps: it takes its time by CTAs."""
@@ -48,18 +46,16 @@ def live_state(cfg: gdn.GDNConfig, *lead: int) -> gdn.GDNState:
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A card without clusters, whose kernels the interpreter runs; no race was found."""
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card without clusters, whose kernels the interpreter runs."""
     pretend_device(monkeypatch, "8.0")
-    step = functools.partial(layer_kernels.step, interpret=RACES)
+    step = functools.partial(layer_kernels.step, interpret=VALUES)
     monkeypatch.setattr(layer_kernels, "step", step)
-    rule = functools.partial(delta_rule_decode, interpret=RACES)
+    rule = functools.partial(delta_rule_decode, interpret=VALUES)
     monkeypatch.setattr(pallas, "delta_rule_decode", rule)
-    yield
-    assert not get_races().races_found
 
 
-def test_one_token_agrees_with_float64_in_every_operator(interpreted: Any) -> None:
+def test_one_token_agrees_with_float64_in_every_operator(interpreted: None) -> None:
     params, state, x = weights(), live_state(CFG, 2), inputs(CFG, 2, 1)[:, 0]
     y, after, trace = gdn.trace_step(params, state, x, CFG, backend="pallas")
     y2, after2 = gdn.decode_step(params, state, x, CFG, backend="pallas")
@@ -77,12 +73,12 @@ def test_one_token_agrees_with_float64_in_every_operator(interpreted: Any) -> No
             assert_close(found.conv_hist[row], ref["HIST"][0], 1e-6)
 
 
-def test_slots_idle_rows_and_nan_elsewhere(interpreted: Any) -> None:
+def test_slots_idle_rows_and_nan_elsewhere(interpreted: None) -> None:
     assert gpu_small.worst_of_layer(CFG, 3, "float32") <= gpu_small.LIMIT
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_weights_are_read_as_they_are(interpreted: Any, dtype: Any) -> None:
+def test_half_weights_are_read_as_they_are(interpreted: None, dtype: Any) -> None:
     params, state, xs = weights(SMALL), live_state(SMALL, 1), inputs(SMALL, 1, 2)
     halves = {name: getattr(params, name).astype(dtype) for name in LARGE}
     ys, _ = gdn.decode(dataclasses.replace(params, **halves), state, xs, SMALL, backend="pallas")
@@ -91,7 +87,7 @@ def test_half_weights_are_read_as_they_are(interpreted: Any, dtype: Any) -> None
     assert_close(ys, ref, 3e-6)
 
 
-def test_a_bank_steps_one_layer_in_place_and_leaves_the_others(interpreted: Any) -> None:
+def test_a_bank_steps_one_layer_in_place_and_leaves_the_others(interpreted: None) -> None:
     params, xs = weights(SMALL), inputs(SMALL, 2, 2)
     bank = gdn.LayerBank(SMALL, 3).preload(1, params)
     state = live_state(SMALL, 3, 2)
@@ -110,7 +106,7 @@ def test_a_bank_steps_one_layer_in_place_and_leaves_the_others(interpreted: Any)
             assert_same_bits(getattr(after, name)[others], getattr(state, name)[others])
 
 
-def test_slots_of_a_pool_on_the_kernels(interpreted: Any) -> None:
+def test_slots_of_a_pool_on_the_kernels(interpreted: None) -> None:
     bank, xs = gdn.LayerBank(SMALL, 2).preload(1, weights(SMALL)), inputs(SMALL, 3, 2)
     pool, slots = gdn.StatePool.create(SMALL, 2, 5).alloc(4)
     full = live_state(SMALL, 2, 5)
@@ -140,7 +136,7 @@ def test_slots_of_a_pool_on_the_kernels(interpreted: Any) -> None:
 @pytest.mark.parametrize("backend", ["pallas", "xla"])
 @pytest.mark.parametrize(("read", "write"), [(1, -1), (-1, 1), (-1, -1)])
 def test_a_row_without_a_slot_to_read_or_to_write_is_idle(
-    interpreted: Any, backend: str, read: int, write: int
+    interpreted: None, backend: str, read: int, write: int
 ) -> None:
     bank, x = gdn.LayerBank(SMALL, 2).preload(1, weights(SMALL)), inputs(SMALL, 1, 1)[:, 0]
     pool, _ = gdn.StatePool.create(SMALL, 2, 2).alloc(2)
@@ -153,7 +149,7 @@ def test_a_row_without_a_slot_to_read_or_to_write_is_idle(
         assert_same_bits(getattr(after, name), getattr(pool, name), name)
 
 
-def test_a_replayed_draft_has_the_bits_of_steps(interpreted: Any) -> None:
+def test_a_replayed_draft_has_the_bits_of_steps(interpreted: None) -> None:
     bank = gdn.LayerBank(SMALL, 1).preload(0, weights(SMALL))
     xs, accepted = inputs(SMALL, 2, 3), jnp.asarray([3, 1], jnp.int32)
     pool, slots = gdn.StatePool.create(SMALL, 1, 2).alloc(2)

@@ -6,12 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax._src.interpreters.mlir import make_ir_context
-from jaxlib.mlir import ir
 
 import gdn_jax as gdn
 from gdn_jax.layer.state import GDNState
 from gdn_jax.serving.rows import step_rows
+from tests.support.mosaic import kernel_of, operations
 from tests.support.tools import pretend_device
 
 CFG = gdn.PRESETS["qwen3.5-27b"]
@@ -40,18 +39,6 @@ def lowered(backend: str) -> Any:
     return traced.lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
 
 
-def operations(module: Any, *names: str) -> list[Any]:
-    found = []
-
-    def look(op: Any) -> ir.WalkResult:
-        if op.name in names:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(look)
-    return found
-
-
 def test_kernels_index_the_pool_by_axis_and_in_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_device(monkeypatch)
     module = lowered("pallas")
@@ -60,10 +47,7 @@ def test_kernels_index_the_pool_by_axis_and_in_64_bits(monkeypatch: pytest.Monke
     assert len(kernels) == 3
     indexed = {"S": 0, "conv_hist": 0}
     for call in kernels:
-        config = call.attributes["mhlo.backend_config"]
-        with make_ir_context() as context:
-            context.allow_unregistered_dialects = True
-            kernel = ir.Module.parse(ir.StringAttr(config["module"]).value_bytes)
+        with kernel_of(call) as kernel:
             prefix = "stable_mosaic_gpu."
             for op in operations(kernel, f"{prefix}builtin.unrealized_conversion_cast"):
                 for name, whole in vars(STATES).items():

@@ -13,6 +13,9 @@ from gdn_jax.verify.draw import draw_inputs, draw_weights
 
 Arrays = dict[str, np.ndarray]
 
+TILES = (32, 64, 128)
+"""Columns of S that a CTA may own."""
+
 STRONG = math.log(1e-12)
 """A log decay that wipes the state with every token: exp(-cumsum) overflows after 26 of them."""
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jaxlib.mlir import ir
 
 import gdn_jax as gdn
+from tests.support.mosaic import operations
 from tests.support.tools import pretend_device
 
 B, T = 2, 3
@@ -59,14 +59,10 @@ def test_a_loop_gets_them_from_a_barrier(
 def updated_in_place(module: Any) -> list[Any]:
     """Results of kernels that are an operand of theirs."""
     found = []
-
-    def look(op: Any) -> ir.WalkResult:
-        if op.name == "stablehlo.custom_call" and "output_operand_aliases" in op.attributes:
+    for op in operations(module, "stablehlo.custom_call"):
+        if "output_operand_aliases" in op.attributes:
             for alias in op.attributes["output_operand_aliases"]:
                 at = re.search(r"output_tuple_indices = \[(\d*)\]", str(alias))
                 assert at
                 found.append(op.results[int(at[1] or 0)])
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(look)
     return found
