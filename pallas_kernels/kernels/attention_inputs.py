@@ -187,7 +187,7 @@ class _Cta:
             yield first, part(head, first, size)
             first += size
 
-    def _keep(self, cache: Any, h: Any, parts: list[tuple[int, jax.Array]]) -> None:
+    def _keep(self, cache: Any, h: Any, parts: list[tuple[Any, jax.Array]]) -> None:
         """Parts of a head in the row's place of its cache, if it has one."""
 
         def store() -> None:

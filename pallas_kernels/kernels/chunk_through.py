@@ -205,7 +205,7 @@ class _Cta:
         if self.stages > 1:
             # Beside products, for it takes as long as they do.
             pl.when(chunk > self.first)(lambda: self._refill(chunk - 1))
-        values = sum(plgpu.load(x.T, layout=SQUARE).astype(jnp.float32) for x in v)
+        values: Any = sum(plgpu.load(x.T, layout=SQUARE).astype(jnp.float32) for x in v)
         beta, grown, left = (
             by_column(load(self.gates.at[slot, n], BY_COLUMN), (COLUMNS, CHUNK)) for n in (1, 2, 3)
         )

@@ -8,6 +8,7 @@ from unittest import mock
 import jax
 from jax._src.interpreters.mlir import make_ir_context
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+from jax._src.pallas.mosaic_gpu.interpret.race_detection_state import GPURaceDetectionState
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 
@@ -30,7 +31,7 @@ def races() -> Iterator[list[bool]]:
         states.append(state(**options))
         return states[-1]
 
-    state = gpu_callbacks.GPURaceDetectionState
+    state = GPURaceDetectionState
     with mock.patch.object(gpu_callbacks, "GPURaceDetectionState", recorded):
         yield found
         jax.effects_barrier()
