@@ -23,8 +23,8 @@ def slices(x: jax.Array, *weights: jax.Array, interpret: Any = None) -> tuple[ja
     Raises:
         ValueError: sizes or types that do not fit.
     """
-    found = launch(projections(x, *weights), name="products", interpret=interpret)
-    return tuple(itertools.chain(*found))
+    outs = launch(projections(x, *weights), name="products", interpret=interpret)
+    return tuple(itertools.chain(*outs))
 
 
 def products(x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:

@@ -1,4 +1,4 @@
-"""Where the states of a batch are in those of a stack, and states that were updated in place."""
+"""The layer and the slots of a batch's rows in a stack of states, and states updated in place."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Place(NamedTuple):
 
     @property
     def operands(self) -> tuple[jax.Array, ...]:
-        """What a kernel has to be given."""
+        """The arrays that a kernel takes."""
         return tuple(x for x in self if x is not None)
 
 
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 def settled(*updated: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays that a kernel updated in place, made safe to be stacked by a loop.
+    """Arrays that a kernel updated in place, safe to be stacked by a loop.
 
     XLA lets a kernel write straight into the slice of a stack that keeps its result, even where
     that result is an operand updated in place: then the stack and the state are never written.

@@ -114,27 +114,27 @@ class _Cta:
         """q, k and the gates of the value heads, waited for."""
         rows = pl.ds(self.chunk * CHUNK, CHUNK)
         for n in range(self.parts):
-            for there, here in ((self.q, self.queries), (self.k, self.keys)):
-                plgpu.copy_gmem_to_smem(there.at[n, rows, self.head], here[n], self.arrived)
-        for here in (self.down, self.along):
+            for given, copies in ((self.q, self.queries), (self.k, self.keys)):
+                plgpu.copy_gmem_to_smem(given.at[n, rows, self.head], copies[n], self.arrived)
+        for copy in (self.down, self.along):
             source = self.gates.at[self.chunk, pl.ds(self.head * self.group, self.group)]
-            plgpu.copy_gmem_to_smem(source, here, self.arrived)
+            plgpu.copy_gmem_to_smem(source, copy, self.arrived)
         plgpu.barrier_wait(self.arrived)
 
     def value_head(self, places: tuple[jax.Array, jax.Array], i: Any, _: None) -> None:
         """P and T of value head i; ``places`` are the row and the column of each number.
 
-        All that is made here but beta is [64, 64].
+        Every array but beta is [64, 64].
         """
-        # Made again for each head: fewer registers, so more CTAs share a multiprocessor.
+        # Computed again for each head: fewer registers, so more CTAs share a multiprocessor.
         turned = [x.T for x in self.keys]  # [K, 64] each
         kk, qk = products(
             *(Product(x, turned) for x in (self.keys, self.queries)),
             interpreted=self.interpreted,
         )
         P = qk * self._decays(i, operator.ge, *places) * self.factor
-        for there, part in zip(self.scores, split(P, self.parts), strict=True):
-            there[...] = part
+        for ref, part in zip(self.scores, split(P, self.parts), strict=True):
+            ref[...] = part
         plgpu.commit_smem()
         sync(self.interpreted)
         self._send(self.scores, self.P, i)
@@ -155,8 +155,9 @@ class _Cta:
         apart = difference(0) if self.parts == 1 else difference(0) + difference(4)
         return jnp.exp(jnp.where(keep(row, column), apart, -jnp.inf))
 
-    def _send(self, here: Any, there: Any, i: Any) -> None:
+    def _send(self, parts: Any, out: Any, i: Any) -> None:
+        """From shared to global memory, for value head i."""
         for n in range(self.parts):
-            target = there.at[n, self.chunk, self.head * self.group + i]
-            plgpu.copy_smem_to_gmem(here[n], target, commit_group=False)
+            target = out.at[n, self.chunk, self.head * self.group + i]
+            plgpu.copy_smem_to_gmem(parts[n], target, commit_group=False)
         plgpu.commit_smem_to_gmem_group()

@@ -121,7 +121,7 @@ def _body(interpreted: bool, *refs: Any) -> None:
 
 
 class _Stage(NamedTuple):
-    """References to the parts of a chunk: the fields of :class:`Chunks` but the gates."""
+    """References to the parts of q, k, v, T and P: all chunks as given, a ring of them, or one."""
 
     q: Any
     k: Any
@@ -131,7 +131,7 @@ class _Stage(NamedTuple):
 
 
 class _Beside(NamedTuple):
-    """What is made of a chunk beside its first products: all [64, 64] but S [64, K]."""
+    """What is computed beside a chunk's first products: all [64, 64] but S [64, K]."""
 
     beta: jax.Array
     grown: jax.Array
@@ -144,15 +144,15 @@ class _Cta:
     """One CTA while it is traced: a sequence ``b``, a value head ``h``, 64 columns of its state."""
 
     def __init__(self, interpreted: bool, *refs: Any) -> None:
-        *there, self.gates_there, begin, scale, self.S, self.o, self.S_after = refs[:11]
-        *here, self.arrived = refs[11:]
+        *given, self.gates_given, begin, scale, self.S, self.o, self.S_after = refs[:11]
+        *ring, self.arrived = refs[11:]
         self.interpreted, self.parts = interpreted, self.o.shape[0]
-        self.gates = here.pop(5 * self.parts)
+        self.gates = ring.pop(5 * self.parts)
         # Of q, k, v, T, P and o a reference for each part.
-        *here, self.out = (here[n : n + self.parts] for n in range(0, len(here), self.parts))
-        self.there, self.here = _Stage(*there), _Stage(*here)
+        *ring, self.out = (ring[n : n + self.parts] for n in range(0, len(ring), self.parts))
+        self.given, self.ring = _Stage(*given), _Stage(*ring)
         self.b, self.h, i = (lax.axis_index(name) for name in ("sequence", "head", "part"))
-        self.hk = lax.div(self.h, self.o.shape[2] // self.there.q.shape[2])
+        self.hk = lax.div(self.h, self.o.shape[2] // self.given.q.shape[2])
         self.mine = pl.ds(i * COLUMNS, COLUMNS)
         self.first, self.last, self.factor = begin[self.b], begin[self.b + 1], scale[0]
         self.stages, self.results = self.gates.shape[0], self.out[0].shape[0]
@@ -162,29 +162,29 @@ class _Cta:
         """Request the copies of a chunk into a stage."""
         rows, arrived = pl.ds(chunk * CHUNK, CHUNK), self.arrived
         for n in range(self.parts):
-            q, k, v, T, P = (x.at[n] for x in self.there)
+            q, k, v, T, P = (x.at[n] for x in self.given)
             keys, values = (rows, self.hk), (rows, self.h, self.mine)
             sources = q.at[keys], k.at[keys], v.at[values], T.at[chunk, self.h], P.at[chunk, self.h]
-            for source, target in zip(sources, self.here, strict=True):
+            for source, target in zip(sources, self.ring, strict=True):
                 plgpu.copy_gmem_to_smem(source, target[n].at[slot], arrived.at[slot])
-        gates = self.gates_there.at[chunk, self.h]
+        gates = self.gates_given.at[chunk, self.h]
         plgpu.copy_gmem_to_smem(gates, self.gates.at[slot], arrived.at[slot])
 
     def advance(self, chunk: Any, S: jax.Array) -> jax.Array:
         """The four equations for one chunk: S [64, K] before and after it."""
         slot = lax.rem(chunk - self.first, self.stages)
         plgpu.barrier_wait(self.arrived.at[slot])
-        here = _Stage(*([part.at[slot] for part in x] for x in self.here))
+        own = _Stage(*([part.at[slot] for part in x] for x in self.ring))
         states = split(S, self.parts)  # [64, K] each
         (written, beside), read = self.multiply(
-            *(Product(states, _turned(x)) for x in (here.k, here.q)),
-            beside=lambda: self._read_in(chunk, slot, here.v, S),
+            *(Product(states, _turned(x)) for x in (own.k, own.q)),
+            beside=lambda: self._read_in(chunk, slot, own.v, S),
             then=[self._written, self._read],
         )
-        [delta] = self.multiply(Product(written, _turned(here.T)))  # [64, 64]
+        [delta] = self.multiply(Product(written, _turned(own.T)))  # [64, 64]
         _, S = self.multiply(
-            Product(split(delta, self.parts), _turned(here.P), read),
-            Product(split(delta * beside.left, self.parts), here.k, beside.S),
+            Product(split(delta, self.parts), _turned(own.P), read),
+            Product(split(delta * beside.left, self.parts), own.k, beside.S),
             then=[lambda o, _: self._send(chunk, o), lambda S, _: S],
         )
         # Nobody reads this stage any more.

@@ -93,7 +93,7 @@ def _body(
         # Without it the compiler puts some of these loads behind the wait for others.
         sync(interpreted)
         state = advance(state, operands)
-        # The state leaves while the sums of the output are still made.
+        # The state leaves while the output is still summed.
         place[...] = state
         read(0, state, operands[0])
     else:

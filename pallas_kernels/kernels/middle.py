@@ -1,4 +1,4 @@
-"""Everything between the two projections in one launch: the state is read once and written once.
+"""Steps 2 to 6 of one token, between its projections, in one launch: the state moves once each way.
 
 Grid: one CTA of 128 threads for ``tile`` columns of one value head's S [K, V]; the V/tile CTAs of
 a head are one cluster, because the norm of step 6 needs the whole head: each sends its sum of
@@ -6,8 +6,8 @@ squares to the others' shared memory. A tile of V needs no cluster.
 
 Memory: S goes from global memory straight to registers and back, as in delta_rule. The partial
 sums of the projections, a few kilobytes a CTA, come from the second-level cache and are added in
-the order of their columns. q and k, normalised, pass through shared memory: they are made with one
-channel a thread and used with one row of S a thread.
+the order of their columns. q and k, normalised, pass through shared memory: they are computed with
+one channel a thread and used with one row of S a thread.
 
 One writer: history frames are moved by the launch before (see history); here the CTA of a key
 head's first value head and first tile writes the new frame of its q and k channels, every CTA that
@@ -100,7 +100,7 @@ def middle(
         hist: a reference to float32 [L, N, W-1, C]; frame W-2 of the slot written is written.
         place: layer and slots of the rows.
         heads: heads and widths; K and V are 64 or 128.
-        tile: columns of S a CTA owns, a divisor of V from 16 up; below V it needs clusters.
+        tile: columns of S a CTA owns, 32, 64 or 128 and at most V; below V it needs clusters.
         trace: also return the intermediates, without changing a bit of the rest.
         interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU; tile must be V.
 
@@ -161,7 +161,7 @@ class _Cta:
         HK, HV, K, V, _ = heads
         self.heads, self.tile, self.interpreted = heads, tile, interpreted
         self.projected, self.small = Projected(*refs[:6]), Small(*refs[6:9])
-        self.S, self.hist, *rest, self.keys_there, self.values_there, self.mailbox = refs[9:]
+        self.S, self.hist, *rest, self.keys_shared, self.values_shared, self.mailbox = refs[9:]
         self.place = tuple(rest[: -len(names)])
         self.outs = dict(zip(names, rest[-len(names) :], strict=True))
         self.tiles = V // tile
@@ -176,33 +176,32 @@ class _Cta:
         self.mine = pl.ds(self.j * tile, tile)  # of V
         self.here = pl.ds(self.h * V + self.j * tile, tile)  # of HV·V
         self.keys = pl.ds(hk * K, K)  # of HK·K
-        self.at = _Split(  # of C
-            self.keys,
-            pl.ds((HK + hk) * K, K),
-            pl.ds(2 * HK * K + self.h * V + self.j * tile, tile),
-        )
+        at_k, at_v = (HK + hk) * K, 2 * HK * K + self.h * V + self.j * tile
+        self.at = _Split(self.keys, pl.ds(at_k, K), pl.ds(at_v, tile))  # of C
 
     def advance(self, at: Row) -> None:
         """Steps 2 to 6 of an active row."""
         S = load(self.S.at[at.layer, at.source, self.h, :, self.mine], self.layout)  # [K, tile]
-        v_terms, gates = self._terms(self.at.v), self._slices(self.projected.z, self.here)
+        v_terms, z_slices = self._terms(self.at.v), self._slices(self.projected.z, self.here)
         weight = load(self.small.norm.at[self.mine], channels(self.tile))  # [tile]
         b, a = self._scalar(self.projected.b), self._scalar(self.projected.a)
         decay_rate, bias = self.small.A_log[self.h], self.small.dt_bias[self.h]
         # Without it the compiler puts these loads behind the wait for those of q and k.
         sync(self.interpreted)
         x, convolved = self._convolve(v_terms)
-        z = functools.reduce(jnp.add, gates)  # [tile]
+        z = functools.reduce(jnp.add, z_slices)  # [tile]
         self._lay_down(convolved, weight * silu(z))
         self._write_frame(at, x)
         beta, g = lax.logistic(b), -jnp.exp(decay_rate) * softplus(a + bias)
-        self._keep_channels(x, convolved)
+        writers = self.first, self.first, True
+        for when, channel, *values in zip(writers, self.at, x, convolved, strict=True):
+            self._keep(when, XC=(channel, values[0]), XCV=(channel, values[1]))
         self._keep(True, Z=(self.here, z))
         self._keep(self.j == 0, B=(self.h, b), A=(self.h, a), BETA=(self.h, beta), G=(self.h, g))
         q, k, v, gate = self._take_up()
         q, k = self._normalise(q, k)
         S = self._update(S, k, v, beta, g)
-        # The state leaves while the sums of the output are still made.
+        # The state leaves while the output is still summed.
         self.S[at.layer, at.target, self.h, :, self.mine] = S
         o = jnp.sum(S * q, axis=0)  # [tile]
         self._keep(True, ON=(self.here, o))
@@ -221,8 +220,7 @@ class _Cta:
 
     def _scalar(self, ref: Any) -> jax.Array:
         """The head's column of b or a."""
-        slices = [ref[s, self.row, self.h] for s in range(ref.shape[0])]
-        return functools.reduce(jnp.add, slices)
+        return functools.reduce(jnp.add, [ref[s, self.row, self.h] for s in range(ref.shape[0])])
 
     def _terms(self, at: Any) -> tuple[list[jax.Array], jax.Array, jax.Array]:
         """Of some channels: the new frame's slices, the history's share, the newest tap."""
@@ -241,14 +239,14 @@ class _Cta:
 
     def _lay_down(self, convolved: _Split, gate: jax.Array) -> None:
         """Into shared memory, one channel a thread."""
-        self.keys_there[0, :], self.keys_there[1, :] = convolved.q, convolved.k
-        self.values_there[0, :], self.values_there[1, :] = convolved.v, gate
+        self.keys_shared[0, :], self.keys_shared[1, :] = convolved.q, convolved.k
+        self.values_shared[0, :], self.values_shared[1, :] = convolved.v, gate
         sync(self.interpreted)
 
     def _take_up(self) -> tuple[jax.Array, ...]:
         """q [K], k [K], v [tile] and the gate [tile] from shared memory, as S lies over threads."""
-        q, k = (load(self.keys_there.at[n], self.per_row) for n in range(2))
-        v, gate = (load(self.values_there.at[n], self.per_column) for n in range(2))
+        q, k = (load(self.keys_shared.at[n], self.per_row) for n in range(2))
+        v, gate = (load(self.values_shared.at[n], self.per_column) for n in range(2))
         return q, k, v, gate
 
     def _write_frame(self, at: Row, x: _Split) -> None:
@@ -286,8 +284,8 @@ class _Cta:
         if self.tiles > 1:
             cluster.wait()
             square = cluster.total(square, self.mailbox, self.tiles)
-        normed = o * rsqrt(square / self.heads.V + self.heads.eps)  # [tile]
-        self.outs["onn"][self.row, self.here] = gate * normed
+        factor = rsqrt(square / self.heads.V + self.heads.eps)
+        self.outs["onn"][self.row, self.here] = gate * (o * factor)
 
     def _keep(self, when: Any, **values: Any) -> None:
         """Read intermediates back where ``when`` holds: ``NAME=(index, value)``."""
@@ -299,9 +297,3 @@ class _Cta:
                 self.outs[name][self.row, at] = value
 
         pl.when(when)(read_back)
-
-    def _keep_channels(self, x: _Split, convolved: _Split) -> None:
-        """The convolution's input and output."""
-        writers = self.first, self.first, True
-        for when, at, *values in zip(writers, self.at, x, convolved, strict=True):
-            self._keep(when, XC=(at, values[0]), XCV=(at, values[1]))

@@ -2,7 +2,7 @@
 
 A CTA of four warps takes some rows of x, some tiles of 64 rows of weights one after another, and
 one K slice. Weights go from global memory straight to registers, the next chunk requested before
-the present one is multiplied; the activations' digits, made once while the first loads are on
+the present one is multiplied; the activations' digits, computed once while the first loads are on
 their way, lie in shared memory: 512 bytes a step of 64 columns for each two rows of x.
 
 Digits. With ``m`` the largest magnitude of a row of x in the slice and ``2**(e-1) <= m < 2**e``,

@@ -1,6 +1,6 @@
 """A sum over the CTAs of a cluster through their shared memory, in MLIR; compute capability 9.0.
 
-The interpreter cannot run it: there a CTA takes the whole head and needs no cluster.
+The interpreter cannot run it: interpreted, a CTA takes the whole head and needs no cluster.
 
 Each CTA sends its number to all with stores that count themselves in at a barrier of the receiver,
 so nobody waits for the state's own stores to land, as a cluster barrier's release would.
@@ -33,7 +33,7 @@ def scratch(size: int) -> Any:
 
 
 def open_mailbox(shared: Any) -> None:
-    """Make this CTA's barrier and say so, without waiting for the others."""
+    """Initialise this CTA's barrier and say so, without waiting for the others."""
 
     @m.inline(plgpu.RefType())
     def emit(shared: Any) -> None:
@@ -49,7 +49,7 @@ def open_mailbox(shared: Any) -> None:
 
 
 def wait() -> None:
-    """Wait until every CTA of the cluster has made its barrier."""
+    """Wait until every CTA of the cluster has initialised its barrier."""
 
     @m.inline()
     def emit() -> None:

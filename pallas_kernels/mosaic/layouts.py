@@ -1,4 +1,4 @@
-"""How the elements of an array lie over the 128 threads of a CTA, and loads that put them there."""
+"""How the elements of an array lie over the 128 threads of a CTA, and loads in such a layout."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def silu(x: jax.Array) -> jax.Array:
 
 def softplus(x: jax.Array) -> jax.Array:
     """``log(1 + exp(x)) = max(x, 0) + log1p(u)`` with ``u = exp(-|x|)`` and
-    ``log1p(u) = 2·artanh(s)``, ``s = u/(2 + u) <= 1/3``, by its series: there is no log1p here.
+    ``log1p(u) = 2·artanh(s)``, ``s = u/(2 + u) <= 1/3``, by its series: Mosaic has no log1p.
     """
     u = jnp.exp(-jnp.abs(x))
     s = u / (2.0 + u)

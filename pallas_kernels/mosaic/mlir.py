@@ -41,7 +41,7 @@ def either(condition: Any, then: Callable[[], list[Any]], otherwise: list[Any]) 
 
 
 def pick(number: Any, values: Iterable[Any]) -> Any:
-    """The value whose place in ``values`` the int32 ``number`` is."""
+    """``values[number]``, the number an int32."""
     kept, *others = values
     for i, value in enumerate(others, start=1):
         kept = arith.select(arith.cmpi(arith.CmpIPredicate.eq, number, i32(i)), value, kept)
@@ -74,16 +74,18 @@ def halves(pair: Any) -> list[Any]:
 
 
 def prmt(a: Any, b: Any, order: int) -> Any:
-    """Four of the eight bytes of a and b."""
+    """Four of the eight bytes of a and b: a nibble of ``order`` for each."""
     return asm(i32_type(), [a, b, i32(order)], "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r")
 
 
 def elements(vector: Any) -> list[Any]:
+    """The numbers of a vector."""
     size = ir.VectorType(vector.type).shape[0]
     return [llvm.extractelement(vector, i32(i)) for i in range(size)]
 
 
 def store_four(base: Any, offset: int, words: Sequence[Any]) -> None:
+    """Four words in one store, ``offset`` words behind ``base``."""
     four = llvm.mlir_undef(vector(4))
     for i, word in enumerate(words):
         four = llvm.insertelement(four, word, i32(i))
@@ -91,7 +93,7 @@ def store_four(base: Any, offset: int, words: Sequence[Any]) -> None:
 
 
 def pointer(ref: Any) -> Any:
-    """Said to be of global memory if it is not of shared memory: the compiler cannot see it."""
+    """The address of a reference, marked as global memory unless it is shared memory."""
     pointer = utils.memref_ptr(ref)
     if pointer.type == llvm.PointerType.get(3):
         return pointer
@@ -99,10 +101,12 @@ def pointer(ref: Any) -> Any:
 
 
 def at(ref: Any, index: Any, type_: Any) -> Any:
+    """The address of an element of a reference."""
     return utils.getelementptr(pointer(ref), [index], type_)
 
 
 def offset(pointer: Any, words: Any) -> Any:
+    """The address so many words behind another."""
     return utils.getelementptr(pointer, [words], i32_type())
 
 
@@ -112,6 +116,7 @@ def stride(ref: Any) -> int:
 
 
 def less(a: Any, b: Any) -> Any:
+    """``a < b`` of integers without sign."""
     return arith.cmpi(arith.CmpIPredicate.ult, a, b)
 
 
@@ -148,6 +153,7 @@ def mask(x: Any, bits: int) -> Any:
 
 
 def asm(type_: Any, operands: Sequence[Any], text: str, constraints: str) -> Any:
+    """PTX that has a result and no effect."""
     return llvm.inline_asm(type_, operands, text, constraints, has_side_effects=False)
 
 
@@ -157,5 +163,6 @@ def hold() -> None:
 
 
 def effect(text: str, *operands: Any, constraints: str = "") -> None:
+    """PTX that has an effect and no result."""
     constraints = ",".join(filter(None, [constraints, "~{memory}"]))
     llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, text, constraints, has_side_effects=True)

@@ -279,7 +279,7 @@ def write_partial_sums(share: Share, have: Any, matrix: Any, *refs: Any) -> None
     """``parts[r, n] = sum_k w[n, k]·x[r, k]`` over the CTA's columns, for one of some matrices.
 
     Args:
-        have: int32 [128], all the same: rows of x that there are, the rest is left alone.
+        have: int32 [128], all the same: rows of x of the CTA; what lies beyond is left alone.
         matrix: int32 [128], all the same: which of the matrices is the CTA's.
         refs: x float32 [rows, 64·steps] in global memory; the digits and factors in shared memory;
             for every matrix w, blocks [tiles, steps, 9, 64]; for every one parts, float32

@@ -31,12 +31,12 @@ def shared(*shape: int) -> Any:
 
 def split(x: jax.Array, parts: int) -> list[jax.Array]:
     """``parts`` bfloat16 arrays, largest first, whose sum is x but for what the last rounds off."""
-    found = []
+    rounded = []
     for n in range(parts):
-        found.append(x.astype(jnp.bfloat16))
+        rounded.append(x.astype(jnp.bfloat16))
         if n + 1 < parts:
-            x = x - found[-1].astype(jnp.float32)
-    return found
+            x = x - rounded[-1].astype(jnp.float32)
+    return rounded
 
 
 class Product(NamedTuple):
@@ -71,8 +71,8 @@ def products(
     Args:
         wanted: in the order in which they are waited for.
         beside: what to do after they were issued and before the first is waited for.
-        then: for each product what to make of it and of what ``beside`` gave, while those after it
-            are still made; the product itself by default.
+        then: for each product a function of it and of what ``beside`` gave, run while the products
+            after it are still computed; the product itself by default.
         interpreted: compute them in JAX.
 
     Returns:
@@ -90,13 +90,13 @@ def products(
         for total, p in zip(sums, wanted, strict=True):
             for a, b in p.pairs:
                 plgpu.wgmma(total, a, b)
-        other, made = beside(), []
+        other, results = beside(), []
         for i, (total, use) in enumerate(zip(sums, then, strict=True)):
             later = sum(len(p.pairs) for p in wanted[i + 1 :])
             # The wait does not name the registers that it is for.
             value = lax.optimization_barrier(plgpu.wgmma_accumulator_load(total, wait_n=later))
-            made.append(use(value, other))
-        return made
+            results.append(use(value, other))
+        return results
 
     return pl.run_scoped(run, *(plgpu.WGMMAAccumulatorRef(p.shape, jnp.float32) for p in wanted))
 

@@ -69,8 +69,8 @@ def write_inverse(
     def blocks(size: int) -> tuple[jax.Array, jax.Array]:
         return lax.div(row, size), lax.div(column, size)
 
-    def put(there: Sequence[Any], x: jax.Array) -> None:
-        for ref, part in zip(there, split(x, len(there)), strict=True):
+    def put(refs: Sequence[Any], x: jax.Array) -> None:
+        for ref, part in zip(refs, split(x, len(refs)), strict=True):
             ref[...] = part
         plgpu.commit_smem()
         sync(interpreted)
