@@ -190,7 +190,7 @@ class _Cta:
         sync(self.interpreted)
         x, convolved = self._convolve(v_terms)
         z = functools.reduce(jnp.add, z_slices)  # [tile]
-        self._lay_down(convolved, weight * silu(z))
+        self._lay_down(convolved, weight, z)
         self._write_frame(at, x)
         beta, g = lax.logistic(b), -jnp.exp(decay_rate) * softplus(a + bias)
         writers = self.first, self.first, True
@@ -237,10 +237,10 @@ class _Cta:
             outputs.append(silu(old + inputs[-1] * tap))
         return _Split(*inputs), _Split(*outputs)
 
-    def _lay_down(self, convolved: _Split, gate: jax.Array) -> None:
-        """Into shared memory, one channel a thread."""
+    def _lay_down(self, convolved: _Split, weight: jax.Array, z: jax.Array) -> None:
+        """q, k, v and step 6's gate, into shared memory, one channel a thread."""
         self.keys_shared[0, :], self.keys_shared[1, :] = convolved.q, convolved.k
-        self.values_shared[0, :], self.values_shared[1, :] = convolved.v, gate
+        self.values_shared[0, :], self.values_shared[1, :] = convolved.v, weight * silu(z)
         sync(self.interpreted)
 
     def _take_up(self) -> tuple[jax.Array, ...]:
