@@ -1,35 +1,29 @@
-"""README: its code runs, its table is the one that the recorded results give."""
+"""The code of README and of every guide runs, each page from its first block to its last."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.slow
-def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gdn_jax").symlink_to(ROOT / "gdn_jax")
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 6
-    names: dict[str, object] = {}
-    exec("\n".join(blocks), names)
-    assert (tmp_path / "state.safetensors").is_file()
-    assert names["y"].shape == (1, 64)  # pyright: ignore[reportAttributeAccessIssue]
-    assert len(names["found"].tokens) == 16  # pyright: ignore[reportAttributeAccessIssue]
+    code = blocks(page)
+    assert code
+    exec(compile("\n".join(code), str(page), "exec"), {})
 
 
-def test_the_measured_table_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("measured", ROOT / "docs" / "measured.py")
-    assert spec is not None
-    assert spec.loader is not None
-    measured = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(measured)
-    assert "f32.float64" in measured.table()
-    assert measured.renewed(README) == README, "run `python docs/measured.py`"
-    page = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
-    assert measured.ladder_page() == page, "run `python docs/measured.py`"
+def test_readme_says_how_to_use_a_layer_and_a_model_in_few_lines() -> None:
+    layer, text = blocks(PAGES[0])
+    assert len(layer.splitlines()) <= 12
+    assert len(text.splitlines()) <= 6

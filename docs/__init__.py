@@ -1,0 +1,1 @@
+"""The documents: pages by hand, and :mod:`docs.generate`, which writes the others."""
