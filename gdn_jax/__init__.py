@@ -50,7 +50,7 @@ from gdn_jax.quant.codecs import q4_to_tiles as q4_to_tiles
 from gdn_jax.quant.kernel_layout import Q4Kernel as Q4Kernel
 from gdn_jax.quant.kernel_layout import from_kernel as from_kernel
 from gdn_jax.quant.kernel_layout import to_kernel as to_kernel
-from gdn_jax.quant.matmul import q4_matmul as q4_matmul
+from gdn_jax.quant.q4_matmul import q4_matmul as q4_matmul
 from gdn_jax.quant.q4_pool import Q4Pool as Q4Pool
 from gdn_jax.quant.q4array import Q4Array as Q4Array
 from gdn_jax.quant.q4array import dequantize as dequantize

@@ -202,6 +202,23 @@ def test_the_steps_are_composed_in_one_place() -> None:
     assert users <= {"layer.compose", "serving.drafts", "bench.suites.prefill_layer"}
 
 
+def test_each_floor_asks_for_kernels_in_its_own_places() -> None:
+    users = {name for name, path in FILES.items() if asks_for_kernels(path)}
+    below = {"_core", "quant", "ops", "layer", "checkpoints", "serving"}
+    assert {name for name in users if name.split(".")[0] in below} == {
+        "_core.backend",
+        "quant.kernel_layout",
+        "ops.causal_conv",
+        "ops.chunk_pallas",
+        "ops.delta_rule",
+        "layer.pallas",
+    }
+
+
+def asks_for_kernels(path: Path) -> bool:
+    return any(name.split(".")[0] == "pallas_kernels" for name in absolute_imports(path))
+
+
 def test_kernels_import_nothing_of_the_package() -> None:
     for path in Path(pallas_kernels.__file__).parent.rglob("*.py"):
         assert not [i for i in absolute_imports(path) if i.split(".")[0] == "gdn_jax"], path

@@ -10,7 +10,7 @@ import numpy as np
 
 from gdn_jax._core.files import write_atomically
 from gdn_jax.config import GDNConfig
-from gdn_jax.errors import StateFileError
+from gdn_jax.errors import GDNError, StateFileError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +46,7 @@ def read_sealed(path: str | os.PathLike[str], kind: Kind, cfg: GDNConfig) -> dic
         StateFileError: the file is missing, truncated or of another kind or version, was written
             for another configuration, or fails its checksum.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise StateFileError(f"{path}: no such file") from None
-    except (SafetensorError, OSError, AttributeError) as error:
-        raise StateFileError(f"{path}: truncated or not a safetensors file ({error})") from None
+    metadata, arrays = read_tensors(path, StateFileError)
     if metadata.get("format") != kind.format or set(arrays) != kind.names:
         raise StateFileError(f"{path}: not a {kind.called}; needed one written by {kind.writer}")
     if metadata.get("version") != str(kind.version):
@@ -67,6 +58,26 @@ def read_sealed(path: str | os.PathLike[str], kind: Kind, cfg: GDNConfig) -> dic
     if written_for != needed:
         raise StateFileError(f"{path}: written for {written_for}; needed {needed}")
     return arrays
+
+
+def read_tensors(
+    path: str | os.PathLike[str], error: type[GDNError]
+) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Metadata and arrays of a safetensors file.
+
+    Raises:
+        error: the file is missing, truncated or not safetensors, or has a dtype that NumPy lacks.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return file.metadata() or {}, arrays
+    except FileNotFoundError:
+        raise error(f"{path}: no such file") from None
+    except (SafetensorError, OSError, AttributeError) as cause:
+        raise error(f"{path}: truncated or not a safetensors file ({cause})") from None
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:

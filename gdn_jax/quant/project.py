@@ -10,7 +10,7 @@ from jax import lax
 
 from gdn_jax.quant.dense import matmul
 from gdn_jax.quant.kernel_layout import Q4Kernel
-from gdn_jax.quant.matmul import exchange_form, matmul_f32
+from gdn_jax.quant.q4_matmul import exchange_form, matmul_f32
 from gdn_jax.quant.q4array import Q4Array, dequantize
 from gdn_jax.types import Array
 
@@ -32,21 +32,27 @@ class Rounded:
 
 
 def project(x: Array, w: Weight | Rounded) -> Array:
-    """``y = w·x`` in float32: x [.., D], w [N, D] -> y [.., N]; w a float array or int4.
+    """``y = w·x`` in float32: x [.., D], w [N, D] -> y [.., N].
 
-    Of a :class:`Rounded` weight as it says.
+    A :class:`Rounded` weight is multiplied as it says.
     """
-    if isinstance(w, Rounded):
-        return _rounded(x, w.weight, jnp.bfloat16 if w.narrow_result else jnp.float32)
-    return matmul_f32(x, w) if isinstance(w, Q4Array | Q4Kernel) else matmul(x, w)
+    match w:
+        case Rounded(weight, narrow_result):
+            return _bfloat16_dot(x, weight, jnp.bfloat16 if narrow_result else jnp.float32)
+        case Q4Array() | Q4Kernel():
+            return matmul_f32(x, w)
+        case _:
+            return matmul(x, w)
 
 
-def _rounded(x: Array, w: Weight, result: Any) -> Array:
-    if isinstance(w, Q4Array | Q4Kernel):
-        w = dequantize(exchange_form(w), jnp.bfloat16)
+def _bfloat16_dot(x: Array, w: Weight, result: Any) -> Array:
+    match w:
+        case Q4Array() | Q4Kernel():
+            narrow = dequantize(exchange_form(w), jnp.bfloat16)
+        case _:
+            narrow = w.astype(jnp.bfloat16)
     dims = (((x.ndim - 1,), (1,)), ((), ()))
-    x, w = (a.astype(jnp.bfloat16) for a in (x, w))
-    return lax.dot_general(x, w, dims, preferred_element_type=result)
+    return lax.dot_general(x.astype(jnp.bfloat16), narrow, dims, preferred_element_type=result)
 
 
 def rsqrt(x: Array) -> Array:

@@ -16,8 +16,8 @@ from jax import lax
 import gdn_jax as gdn
 from gdn_jax import oracle
 from gdn_jax.layer.params import LARGE
-from gdn_jax.quant import matmul
-from gdn_jax.quant.matmul import quantize_q8
+from gdn_jax.quant import q4_matmul as forms
+from gdn_jax.quant.q4_matmul import quantize_q8
 from tests.quant.test_q4_array import random_q4
 from tests.support import tools
 from tests.support.cases import LAYER, LayerCase
@@ -60,7 +60,7 @@ def test_f32_against_float64(lead: tuple[int, ...], N: int, K: int):
     assert_close(y, x.astype(np.float64) @ decoded(w).T, MAX_REL_SUM)
 
 
-@pytest.mark.parametrize("form", [matmul._by_groups, matmul._dequantised])
+@pytest.mark.parametrize("form", [forms._by_groups, forms._dequantised])
 @pytest.mark.parametrize("lead", [(), (2, 3)])
 def test_both_forms_on_any_platform(form: Callable[..., jax.Array], lead: tuple[int, ...]):
     """The CPU's form and the one of every other platform, wherever this runs."""
@@ -71,7 +71,7 @@ def test_both_forms_on_any_platform(form: Callable[..., jax.Array], lead: tuple[
 def test_other_platforms_lower_to_the_dequantised_form():
     w, x = weights(20, 8, 64), jnp.ones((1, 64))
     lowered = q4_matmul.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
-    here = jax.jit(matmul._by_groups).lower(x, w).as_text()
+    here = jax.jit(forms._by_groups).lower(x, w).as_text()
     assert lowered.count("shift_right_arithmetic") == 1
     assert here.count("shift_right_arithmetic") == 32
 

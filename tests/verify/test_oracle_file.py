@@ -128,7 +128,7 @@ def test_tensors_missing_misshaped_or_not_finite(path, name):
         ({name: tensors[name], "Y": bad}, "unknown tensor Y"),
         ({name: tensors[name][..., :-1].copy()}, "needed"),
         ({name: tensors[name].astype(np.float64)}, "float64; needed"),
-        ({name: tensors[name].astype(ml_dtypes.float8_e4m3fn)}, "of float32 tensors"),
+        ({name: tensors[name].astype(ml_dtypes.float8_e4m3fn)}, "float8_e4m3fn"),
         ({name: np.zeros((), np.float32)}, "needed"),
         ({name: bad}, rf"{name}\[1.* 2\] is nan"),
     ):

@@ -16,7 +16,7 @@ from gdn_jax.bench.workload import Prepared, Workload, links_for, poisoned, roun
 from gdn_jax.config import GDNConfig
 from gdn_jax.quant import dense
 from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
-from gdn_jax.quant.matmul import q4_matmul
+from gdn_jax.quant.q4_matmul import q4_matmul
 from gdn_jax.quant.q4array import GROUP, SHIFTS, Q4Array
 from gdn_jax.report.metrics import distance, unequal
 from pallas_kernels.kernels import float_gemv, stream

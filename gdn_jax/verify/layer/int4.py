@@ -12,7 +12,7 @@ from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
 from gdn_jax.layer.params import LARGE, GDNParams, param_dims
 from gdn_jax.quant.codecs import q4_to_gguf_blocks
-from gdn_jax.quant.matmul import q4_matmul
+from gdn_jax.quant.q4_matmul import q4_matmul
 from gdn_jax.quant.q4_pool import Q4Pool
 from gdn_jax.quant.q4array import GROUP, Q4Array
 from gdn_jax.quant.quantize import RULES, quantize_q4

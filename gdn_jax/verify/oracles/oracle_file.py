@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gdn_jax._core.checks import check_config
 from gdn_jax._core.files import write_atomically
+from gdn_jax._core.sealed import read_tensors
 from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.errors import ConfigError, OracleError
 from gdn_jax.layer.trace import trace_shapes
@@ -115,16 +115,7 @@ def load_oracle(path: str | os.PathLike[str], cfg: GDNConfig | None = None) -> O
             version, altered, of another configuration than ``cfg``, lacks a tensor or holds one
             of the wrong shape or dtype, or a number that is not finite.
     """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise OracleError(f"{path}: no such file; {_NEEDED}") from None
-    except (SafetensorError, OSError, AttributeError) as error:
-        # AttributeError: a dtype that NumPy does not have.
-        what = "truncated or not a safetensors file of float32 tensors"
-        raise OracleError(f"{path}: {what} ({error})") from None
+    metadata, tensors = read_tensors(path, OracleError)
     if metadata.get("format") != _FORMAT:
         raise OracleError(f"{path}: not an oracle file; {_NEEDED}")
     if metadata.get("version") != _VERSION:
