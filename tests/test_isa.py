@@ -15,15 +15,15 @@ def test_a_setting_reaches_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     found = isa.Setting("AVX2", 8).environment
     assert found["XLA_FLAGS"] == "--other --xla_cpu_max_isa=AVX2"
     assert found["NPROC"] == "8"
-    assert len([*isa.settings(list(isa.NEEDS), list(isa.THREADS))]) == 9
+    assert len([*isa.settings(list(isa.NEEDS), list(isa.THREADS))]) == 12
 
 
 @pytest.mark.parametrize(
     ("asked", "flags", "ran"),
     [
-        ("AVX512", {"sse4_2", "avx2"}, "AVX2"),
-        ("AVX512", {"sse4_2", "avx2", "avx512f"}, "AVX512"),
-        ("SSE4_2", {"sse4_2", "avx2", "avx512f"}, "SSE4_2"),
+        ("AVX512", {"sse4_2", "avx", "avx2"}, "AVX2"),
+        ("AVX512", {"sse4_2", "avx", "avx2", "avx512f"}, "AVX512"),
+        ("SSE4_2", {"sse4_2", "avx", "avx2", "avx512f"}, "SSE4_2"),
         ("AVX2", set(), "SSE"),
     ],
 )
