@@ -7,7 +7,7 @@ how many tests passed, and which distances came nearest to their limits.
 
 An instruction set that the processor lacks is compiled as the best one below it; the record says
 which. SSE4_2 has no float16, and tests that need it are skipped there; AVX has float16 but, like
-SSE4_2, no fused multiply-add. Settings that a record of this commit already holds are not run again.
+SSE4_2, no fused multiply-add. What a record of this commit already holds is not run again.
 """
 
 import argparse

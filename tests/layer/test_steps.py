@@ -11,7 +11,7 @@ import gdn_jax as gdn
 from gdn_jax import oracle
 from gdn_jax.layer import steps
 from tests.support.cases import LAYER
-from tests.support.tools import assert_close, assert_same_bits, layer
+from tests.support.tools import MAX_REL, assert_close, assert_same_bits, layer
 
 ULPS = 4 * 2.0**-23
 """A few roundings of elementary functions, relative to the largest value."""
@@ -38,7 +38,9 @@ def test_projections_are_matrix_products() -> None:
     qkv, z, b, a, _, _ = projected()
     for out, w in ((qkv, "in_proj_qkv"), (z, "in_proj_z"), (b, "in_proj_b"), (a, "in_proj_a")):
         matrix = np.asarray(getattr(PARAMS, w), np.float64)
-        assert_close(out, np.einsum("nd,bd->bn", matrix, np.asarray(X, np.float64)), 1e-6, w)
+        assert_close(
+            out, np.einsum("nd,bd->bn", matrix, np.asarray(X, np.float64)), MAX_REL["sum"], w
+        )
 
 
 def test_b_makes_beta_and_a_makes_the_log_decay() -> None:

@@ -18,10 +18,9 @@ from gdn_jax.models.loading import memory
 from gdn_jax.models.model import Model, load
 from gdn_jax.models.route import Route
 from tests.models.test_models import FOLDER
-from tests.support.tools import assert_close, assert_refused, assert_same_bits
+from tests.support.tools import MAX_REL, assert_close, assert_refused, assert_same_bits
 
-LIMIT = 1e-5
-"""As in test_models."""
+LIMIT = MAX_REL["model"]
 NEW = 20
 
 

@@ -16,13 +16,11 @@ from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.forward import forward
 from gdn_jax.models.loading.load import load_params
 from gdn_jax.verify.model.checks import BUNDLED
-from tests.support.tools import assert_close, assert_refused, assert_same_bits
+from tests.support.tools import MAX_REL, assert_close, assert_refused, assert_same_bits
 
 FOLDER = BUNDLED
 CFG = ModelConfig.from_hf(FOLDER)
-LIMIT = 1e-5
-"""transformers' own prefill is as far from its own steps, 9e-6 of the largest logit."""
-
+LIMIT = MAX_REL["model"]
 ROOM = 140
 """Of every cache: pieces of one length are one program."""
 

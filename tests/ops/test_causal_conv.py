@@ -7,13 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdn_jax.layer import steps
-from tests.support.tools import assert_close, assert_same_bits, causal_conv1d
+from tests.support.tools import MAX_REL, assert_close, assert_same_bits, causal_conv1d
 
 B, C = 2, 12
 WIDTHS = (2, 3, 4)
-LIMIT = 5e-7
-"""Four products, their sum and a sigmoid: a few roundings of 2**-24."""
-
 one_step = jax.jit(steps.causal_conv)
 
 
@@ -38,7 +35,7 @@ def test_every_output_and_the_history(T: int, W: int) -> None:
                 entry = x[:, place, c] if place >= 0 else hist[:, place, c]
                 acc += entry.astype(np.float64) * weight[c, j]
             expected[:, t, c] = acc / (1 + np.exp(-acc))
-    assert_close(out, expected, LIMIT)
+    assert_close(out, expected, MAX_REL["elementwise"])
     frames = [hist[:, i] for i in range(W - 1)] + [x[:, t] for t in range(T)]
     np.testing.assert_array_equal(new, np.stack(frames[-(W - 1) :], axis=1))
 

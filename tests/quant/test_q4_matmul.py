@@ -25,8 +25,7 @@ from tests.support.tools import MAX_REL, assert_close, assert_refused, assert_sa
 
 Q4_0, Q8_0 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0
 
-MAX_REL_SUM = 1e-6
-"""Rounding of sums in float32: 1.5e-7 up to eight rows, 6e-7 as one dot."""
+MAX_REL_SUM = MAX_REL["sum"]
 
 q4_matmul = jax.jit(gdn.q4_matmul, static_argnames=("activations", "backend"))
 
