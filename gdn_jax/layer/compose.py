@@ -254,8 +254,15 @@ def _check_operands(
 ) -> None:
     check_params(op, params, cfg)
     check_state(op, state, cfg)
-    B, D = ("B", state.S.shape[0]), ("D", cfg.d_model)
-    name, dims = ("xs", [B, ("T", None), D]) if many else ("x", [B, D])
+    check_tokens(op, x, cfg, state.S.shape[0], many=many)
+
+
+def check_tokens(
+    op: str, x: Array | np.ndarray, cfg: GDNConfig, B: int | None = None, *, many: bool = False
+) -> None:
+    """Raise ShapeError unless ``x`` is [B, D], or where ``many`` xs [B, T, D] with T at least 1."""
+    rows, D = ("B", B), ("D", cfg.d_model)
+    name, dims = ("xs", [rows, ("T", None), D]) if many else ("x", [rows, D])
     check_array(op, name, x, dims, FLOATS)
     if many and x.shape[1] == 0:
         raise ShapeError(f"{op}: xs has shape {x.shape}; needed at least one token, T >= 1")

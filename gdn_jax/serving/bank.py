@@ -1,18 +1,17 @@
 """Resident layers: which weights are on the device, and the rule that nothing else is stepped."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdn_jax._core.checks import FLOATS, Dims, check_array, check_config
+from gdn_jax._core.checks import check_config
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
-from gdn_jax.layer.compose import decode_step, forward, scan_tokens
+from gdn_jax.layer.compose import check_tokens, decode_step, forward, scan_tokens
 from gdn_jax.layer.pallas import KernelLayer, backend_for, params_to_kernel
-from gdn_jax.layer.params import LARGE, SMALL, GDNParams, check_params
+from gdn_jax.layer.params import LARGE, GDNParams, check_params
 from gdn_jax.layer.state import GDNState, check_state, zeros
 from gdn_jax.quant.q4_pool import Q4Pool
 from gdn_jax.serving.drafts import DraftRecord, planned
@@ -66,8 +65,7 @@ class LayerBank:
         """
         where = "LayerBank.preload"
         self._check_layer(where, layer)
-        check_params(where, params, self.cfg)
-        return self._with(layer, self.layers[layer].loaded(where, layer, params))
+        return self._with(layer, self.layers[layer].loaded(where, layer, params, self.cfg))
 
     def preload_small(self, layer: int, params: GDNParams) -> "LayerBank":
         """A bank in which ``layer`` holds the six small tensors; the large ones may be None.
@@ -77,8 +75,7 @@ class LayerBank:
         """
         where = "LayerBank.preload_small"
         self._check_layer(where, layer)
-        check_params(where, params, self.cfg, SMALL)
-        return self._with(layer, self.layers[layer].with_small(params))
+        return self._with(layer, self.layers[layer].with_small(where, params, self.cfg))
 
     def bind_q4(self, layer: int, pool: Q4Pool, *, qkv: str, z: str, out: str) -> "LayerBank":
         """A bank in which ``layer`` takes its projections from a pool: all three or none.
@@ -91,8 +88,6 @@ class LayerBank:
         """
         where = "LayerBank.bind_q4"
         self._check_layer(where, layer)
-        if not isinstance(pool, Q4Pool):
-            raise ShapeError(f"{where}: pool is a {type(pool).__name__}; needed gdn_jax.Q4Pool")
         keys: dict[str, str] = dict(zip(LARGE, (qkv, z, out), strict=True))
         return self._with(layer, self.layers[layer].bound(where, layer, pool, keys, self.cfg))
 
@@ -130,7 +125,7 @@ class LayerBank:
         where = "LayerBank.step"
         params = self._params(where, layer)
         check_state(where, state, self.cfg, layers=self.num_layers)
-        check_array(where, "x", x, self._token(state.S.shape[1]), FLOATS)
+        check_tokens(where, x, self.cfg, state.S.shape[1])
         if backend_for("decode_step", params, self.cfg, backend) == "pallas":
             y, state, _ = KernelLayer(params, self.cfg).step(state, layer, x)
             return y, state
@@ -147,7 +142,7 @@ class LayerBank:
         where = "LayerBank.decode"
         params = self._params(where, layer)
         check_state(where, state, self.cfg, layers=self.num_layers)
-        self._check_tokens(where, xs, state.S.shape[1])
+        check_tokens(where, xs, self.cfg, state.S.shape[1], many=True)
         if backend_for("decode", params, self.cfg, backend) == "pallas":
             kernels = KernelLayer(params, self.cfg)
             return scan_tokens(lambda state, x: kernels.step(state, layer, x), state, xs)
@@ -158,7 +153,7 @@ class LayerBank:
     def decode_host(
         self, state: GDNState, layer: int, xs: np.ndarray, *, backend: str | None = None
     ) -> tuple[np.ndarray, GDNState]:
-        """T tokens of one layer with a host round trip for each: xs, ys NumPy [B, T, D] float32.
+        """T tokens of one layer with a host round trip for each: xs, ys NumPy [B, T, D].
 
         Every token's input goes to the device and its output comes back before the next one
         starts; weights and state stay on the device. Host-facing: the step is jitted here, and the
@@ -170,14 +165,14 @@ class LayerBank:
         check_state(where, state, self.cfg, layers=self.num_layers)
         if not isinstance(xs, np.ndarray):
             raise ShapeError(f"{where}: xs is a {type(xs).__name__}; needed a numpy array")
-        self._check_tokens(where, xs, state.S.shape[1])
+        check_tokens(where, xs, self.cfg, state.S.shape[1], many=True)
         chosen = backend_for("decode", params, self.cfg, backend)
         part = _part(state, layer)
         if chosen == "pallas":
             params = params_to_kernel(params)
         ys = np.empty_like(xs)
         for t in range(xs.shape[1]):
-            y, part = _host_step(params, part, jnp.asarray(xs[:, t]), self.cfg, chosen)
+            y, part = _host_step(params, part, jnp.asarray(xs[:, t]), self.cfg, backend=chosen)
             ys[:, t] = np.asarray(y)
         return ys, _write(state, layer, part)
 
@@ -201,7 +196,7 @@ class LayerBank:
         Args:
             pool: of this bank's configuration and number of layers.
             layer: of the stack.
-            x: [B, D] float32.
+            x: [B, D] float32, bfloat16 or float16, as for :func:`gdn_jax.decode_step`.
             slots: int32 [B], the slots whose states are read.
             write_slots: int32 [B], where the new states go; ``slots`` by default. A prefix is read
                 without being changed by writing elsewhere. No slot may be written twice.
@@ -213,8 +208,7 @@ class LayerBank:
             SlotError: a slot that is out of range, written twice or not in use, unless traced.
         """
         params, rows, chosen = self.ready_to_step(pool, layer, x, slots, write_slots, backend)
-        states = GDNState(pool.S, pool.conv_hist)
-        y, states = step_rows(params, states, layer, x, rows, self.cfg, chosen)
+        y, states = step_rows(params, pool.states, layer, x, rows, self.cfg, chosen)
         return y, dataclasses.replace(pool, **vars(states))
 
     def ready_to_step(
@@ -230,12 +224,11 @@ class LayerBank:
         where = "LayerBank.step_slots"
         params = self._params(where, layer)
         check_pool(where, pool, self.cfg, self.num_layers)
-        check_array(where, "x", x, self._token(), FLOATS)
+        check_tokens(where, x, self.cfg)
         B, apart = len(x), write_slots is not None
         read = pool.table.check_rows(where, "slots", slots, B, repeats=apart)
         write = pool.table.check_rows(where, "write_slots", write_slots, B) if apart else read
-        chosen = backend_for("decode_step", params, self.cfg, backend)
-        return params, (read, write), chosen
+        return params, (read, write), backend_for("decode_step", params, self.cfg, backend)
 
     def draft_slots(
         self,
@@ -272,13 +265,11 @@ class LayerBank:
         where = "LayerBank.draft_slots"
         params = self._params(where, layer)
         check_pool(where, pool, self.cfg, self.num_layers)
-        self._check_tokens(where, xs)
-        B, Td = xs.shape[:2]
-        rows = pool.table.check_rows(where, "slots", slots, B, repeats=True)
-        plan = planned(where, B, Td, lengths, parents, scheme)
+        check_tokens(where, xs, self.cfg, many=True)
+        rows = pool.table.check_rows(where, "slots", slots, len(xs), repeats=True)
+        plan = planned(where, len(xs), xs.shape[1], lengths, parents, scheme)
         chosen = backend_for("decode", params, self.cfg, backend)
-        states = GDNState(pool.S, pool.conv_hist)
-        return draft_rows(params, states, layer, xs, rows, plan, self.cfg, chosen)
+        return draft_rows(params, pool.states, layer, xs, rows, plan, self.cfg, chosen)
 
     def _with(self, layer: int, held: ResidentLayer) -> "LayerBank":
         layers = (*self.layers[:layer], held, *self.layers[layer + 1 :])
@@ -289,20 +280,11 @@ class LayerBank:
             raise ShapeError(f"{where}: layer is {layer!r}; needed 0 to {self.num_layers - 1}")
 
     def _params(self, where: str, layer: int) -> GDNParams:
-        """The weights of a layer, all resident and of its sizes."""
+        """The layer's weights, all resident and of its sizes."""
         self._check_layer(where, layer)
         params = self.layers[layer].params(where, layer)
         check_params(where, params, self.cfg)
         return params
-
-    def _token(self, B: int | None = None) -> Dims:
-        return [("B", B), ("D", self.cfg.d_model)]
-
-    def _check_tokens(self, where: str, xs: Array | np.ndarray, B: int | None = None) -> None:
-        rows, width = self._token(B)
-        check_array(where, "xs", xs, [rows, ("T", None), width], FLOATS)
-        if xs.shape[1] == 0:
-            raise ShapeError(f"{where}: xs has shape {xs.shape}; needed at least one token, T >= 1")
 
 
 def _part(state: GDNState, layer: int) -> GDNState:
@@ -313,6 +295,4 @@ def _write(state: GDNState, layer: int, part: GDNState) -> GDNState:
     return jax.tree.map(lambda whole, new: whole.at[layer].set(new), state, part)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "backend"), donate_argnames="state")
-def _host_step(params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, backend: str):
-    return decode_step(params, state, x, cfg, backend=backend)
+_host_step = jax.jit(decode_step, static_argnames=("cfg", "backend"), donate_argnames="state")

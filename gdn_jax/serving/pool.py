@@ -76,6 +76,11 @@ class StatePool:
         return self.S.shape[0]
 
     @property
+    def states(self) -> GDNState:
+        """Both arrays."""
+        return GDNState(self.S, self.conv_hist)
+
+    @property
     def num_slots(self) -> int:
         """N."""
         return self.S.shape[1]
@@ -193,7 +198,7 @@ class StatePool:
         rows, accepted = check_commit(
             "StatePool.commit", self.table, self.num_layers, records, slots, accepted
         )
-        states = commit_rows(self._state, records, rows, accepted)
+        states = commit_rows(self.states, records, rows, accepted)
         return dataclasses.replace(self, **vars(states))
 
     def export(self, slots: Slots) -> dict[str, np.ndarray]:
@@ -205,7 +210,7 @@ class StatePool:
             SlotError: a slot out of range or not in use; a slot may be named twice.
         """
         ids = self.table.checked("StatePool.export", "slots", slots, repeats=True)
-        return transfer.read_out(self._state, ids)
+        return transfer.read_out(self.states, ids)
 
     def import_(
         self, slots: Slots, arrays: Mapping[str, np.ndarray], *, donate: bool = False
@@ -231,7 +236,7 @@ class StatePool:
             SlotError: not one slot, or one not in use.
         """
         ids = self.table.one("StatePool.checkpoint", slot)
-        return PrefixState(self.cfg, **vars(read_slot(self._state, ids[0])))
+        return PrefixState(self.cfg, **vars(read_slot(self.states, ids[0])))
 
     def branch(
         self, checkpoint: PrefixState, n: int, *, donate: bool = False
@@ -249,10 +254,6 @@ class StatePool:
         part = GDNState(checkpoint.S, checkpoint.conv_hist)
         return self._run(write_slots, donate, padded(new), part, table=table), jnp.asarray(new)
 
-    @property
-    def _state(self) -> GDNState:
-        return GDNState(self.S, self.conv_hist)
-
     def _run(
         self,
         op: Callable[..., GDNState],
@@ -260,7 +261,7 @@ class StatePool:
         *operands: Any,
         table: SlotTable | None = None,
     ) -> Self:
-        state = JITTED[op, donate](self._state, *operands)
+        state = JITTED[op, donate](self.states, *operands)
         return dataclasses.replace(self, **vars(state), table=table or self.table)
 
 

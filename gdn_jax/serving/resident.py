@@ -15,7 +15,7 @@ from gdn_jax.errors import (
     StaleBindingError,
     TierConflictError,
 )
-from gdn_jax.layer.params import LARGE, SMALL, GDNParams, param_dims
+from gdn_jax.layer.params import LARGE, SMALL, GDNParams, check_params, param_dims
 from gdn_jax.quant.project import Weight
 from gdn_jax.quant.q4_pool import Q4Pool
 from gdn_jax.types import Array
@@ -90,8 +90,9 @@ class ResidentLayer:
             return GDNParams(**{**self.small, **projections})  # pyright: ignore[reportArgumentType]
         raise LayerNotResidentError(f"{where}: layer {layer} {missing}; {how} first")
 
-    def loaded(self, where: str, layer: int, params: GDNParams) -> "ResidentLayer":
+    def loaded(self, where: str, layer: int, params: GDNParams, cfg: GDNConfig) -> "ResidentLayer":
         """The layer with all nine weights held directly, on the default device."""
+        check_params(where, params, cfg)
         if self.binding is not None:
             raise TierConflictError(
                 f"{where}: layer {layer} is bound to an int4 pool; release({layer}) first, since "
@@ -100,8 +101,9 @@ class ResidentLayer:
         small, large = ({n: getattr(params, n) for n in names} for names in (SMALL, LARGE))
         return ResidentLayer(*(jax.tree.map(jnp.asarray, part) for part in (small, large)))
 
-    def with_small(self, params: GDNParams) -> "ResidentLayer":
+    def with_small(self, where: str, params: GDNParams, cfg: GDNConfig) -> "ResidentLayer":
         """The layer with these six small tensors, on the default device."""
+        check_params(where, params, cfg, SMALL)
         small = {name: jnp.asarray(getattr(params, name)) for name in SMALL}
         return dataclasses.replace(self, small=small)
 
@@ -109,6 +111,8 @@ class ResidentLayer:
         self, where: str, layer: int, pool: Q4Pool, keys: Mapping[str, str], cfg: GDNConfig
     ) -> "ResidentLayer":
         """The layer with its large weights bound to a pool, all three or none."""
+        if not isinstance(pool, Q4Pool):
+            raise ShapeError(f"{where}: pool is a {type(pool).__name__}; needed gdn_jax.Q4Pool")
         if self.large is not None:
             raise TierConflictError(
                 f"{where}: layer {layer} holds its projections itself; release({layer}) first, "

@@ -111,8 +111,7 @@ class SharedPool:
 
         def step(pool: StatePool) -> tuple[StatePool, Token]:
             params, rows, chosen = bank.ready_to_step(pool, layer, x, slots, write_slots, backend)
-            states = GDNState(pool.S, pool.conv_hist)
-            y, states = _step(states, params, layer, x, rows, bank.cfg, chosen)
+            y, states = _step(pool.states, params, layer, x, rows, bank.cfg, chosen)
             return dataclasses.replace(pool, **vars(states)), y
 
         return self._change(step)
@@ -131,7 +130,7 @@ class SharedPool:
             rows, taken = check_commit(
                 "SharedPool.commit", pool.table, pool.num_layers, records, slots, accepted
             )
-            states = _commit(GDNState(pool.S, pool.conv_hist), dict(records), rows, taken)
+            states = _commit(pool.states, dict(records), rows, taken)
             return dataclasses.replace(pool, **vars(states)), None
 
         self._change(commit)
