@@ -62,6 +62,7 @@ from gdn_jax.serving.pool import StatePool as StatePool
 from gdn_jax.serving.prefix import Checkpoint as Checkpoint
 from gdn_jax.serving.prefix import PrefixState as PrefixState
 from gdn_jax.serving.prefix import PrefixStates as PrefixStates
+from gdn_jax.serving.ragged import ragged_gated_delta_rule as ragged_gated_delta_rule
 from gdn_jax.serving.shared import SharedPool as SharedPool
 
 if typing.TYPE_CHECKING:

@@ -67,6 +67,7 @@ PUBLIC = [
     "q4_to_gguf_blocks",
     "q4_to_tiles",
     "quantize_q4",
+    "ragged_gated_delta_rule",
     "recurrent_gated_delta_rule",
     "reset_state",
     "save_pool",

@@ -17,17 +17,11 @@ from jax.typing import DTypeLike
 
 from gdn_jax.config import GDNConfig
 from gdn_jax.layer.params import GDNParams
+from gdn_jax.ops.gates import gates
 from gdn_jax.ops.recurrence import delta_rule as delta_rule
 from gdn_jax.ops.recurrence import l2_normalise, step
 from gdn_jax.quant.project import Weight, project, rsqrt
 from gdn_jax.types import Array
-
-
-def softplus(x: Array) -> Array:
-    """``log(1 + exp(x))`` in three branches: x above 20, exp(x) below -20, else log1p(exp(x))."""
-    # Clipped beyond its branch: at a bound itself the gradient of clip is half.
-    middle = jnp.log1p(jnp.exp(jnp.clip(x, -32.0, 32.0)))
-    return jnp.where(x > 20.0, x, jnp.where(x < -20.0, jnp.exp(jnp.minimum(x, 0.0)), middle))
 
 
 def cast(x: Array, dtype: DTypeLike) -> Array:
@@ -44,17 +38,11 @@ def cast(x: Array, dtype: DTypeLike) -> Array:
 def input_projections(params: GDNParams, x: Array) -> tuple[Array, ...]:
     """Step 1: ``qkv, z, b, a, beta, g`` from x [D].
 
-    ``qkv = Wqkv·x`` [C], ``z = Wz·x`` [HV·V], ``b = Wb·x``, ``a = Wa·x`` [HV];
-    ``beta = sigmoid(b)`` and ``g = -exp(A_log) · softplus(a + dt_bias)``, a log decay, never
-    positive.
+    ``qkv = Wqkv·x`` [C], ``z = Wz·x`` [HV·V], ``b = Wb·x``, ``a = Wa·x`` [HV], and beta and the
+    log decay g [HV] from b and a by :func:`gdn_jax.ops.gates.gates`.
     """
     b, a = project(x, params.in_proj_b), project(x, params.in_proj_a)
-    lead = range(a.ndim - 1)
-    # A scan hoists exp(A_log) out of its loop: the barrier makes it one kernel there and here.
-    A = lax.optimization_barrier(jnp.exp(params.A_log))
-    A, dt_bias = (lax.expand_dims(p, lead) for p in (A, params.dt_bias))
-    beta = jax.nn.sigmoid(b)
-    g = -A * softplus(a + dt_bias)
+    beta, g = gates(b, a, params.A_log, params.dt_bias)
     return project(x, params.in_proj_qkv), project(x, params.in_proj_z), b, a, beta, g
 
 

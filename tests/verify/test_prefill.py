@@ -16,7 +16,7 @@ from jax import lax
 
 from gdn_jax.cli.main import main
 from gdn_jax.layer import compose, steps
-from gdn_jax.ops import chunk, chunk_xla, recurrence
+from gdn_jax.ops import chunk, chunk_xla, gates, operands, recurrence
 from gdn_jax.verify import subject
 from gdn_jax.verify.prefill import checks, rule
 from gdn_jax.verify.prefill import run as prefill_run
@@ -270,8 +270,8 @@ def test_a_mistake_turns_its_check_red(
         ("g = -5000 once", chunk_xla, "_decays", differences_of_long_sums),
         ("decay 1e-12 a token", chunk_xla, "_decays", quotients_of_decays),
         ("one key, beta 0.835", lax.linalg, "triangular_solve", inverse_by_doubling_in_bfloat16),
-        ("q and k of length 1e-3", recurrence, "l2_normalise", epsilon_outside),
-        ("a + dt_bias near 95, a layer", steps, "softplus", exponential_first),
+        ("q and k of length 1e-3", operands, "l2_normalise", epsilon_outside),
+        ("a + dt_bias near 95, a layer", gates, "softplus", exponential_first),
     ],
 )
 def test_a_hard_input_finds_its_mistake(
