@@ -11,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gdn_jax.bench.workload as workloads
 from gdn_jax._core.backend import Choice
+from gdn_jax.bench import kernels
 from gdn_jax.bench.rows import TimedCheck, ratios, row
 from gdn_jax.bench.slope import Timing
 from gdn_jax.bench.suites import products
@@ -43,7 +44,7 @@ def test_the_streaming_kernel_passes_its_check_and_one_that_misses_a_word_does_n
         (lambda x, w: reads(w.blocks, x), 0),
         (lambda x, w: reads(w.blocks.at[0, 0, 0, 0].set(1), x), 2),
     ):
-        monkeypatch.setattr(products, "_read", read)
+        monkeypatch.setattr(kernels, "read_words", read)
         reading, *_ = products.int4(cfg, [1], ["pallas"])
         assert reading.id == "bench.stream_pallas.256x128_b1"
         assert reading.bytes == 256 * 128 * 9 // 16

@@ -9,17 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import pallas_kernels.kernels.middle
-import pallas_kernels.support
 from gdn_jax import oracle
 from gdn_jax._core.backend import select_backend
+from gdn_jax.bench import kernels
 from gdn_jax.bench.suites import delta
 from gdn_jax.bench.workload import Prepared, Workload, links_for, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
 from gdn_jax.report.metrics import distance, unequal
-from pallas_kernels import tuning
-from pallas_kernels.kernels.middle import Heads, Projected, Small
-from pallas_kernels.place import Place
+
+Carry = tuple[jax.Array, jax.Array, jax.Array]
 
 SPLITS = 8
 """Partial sums of each large projection, which this kernel adds up."""
@@ -76,49 +74,52 @@ def _make(cfg: GDNConfig, batch: int, layers: int, rounds: int) -> Prepared:
     select_backend("decode_step", cfg, backend="pallas")
     drawn = draw(cfg, batch)
     x = {name: jnp.asarray(value) for name, value in drawn.items()}
-    pre = jnp.sum(x["hist"] * x["conv"].T[None, :-1], axis=1)
-    projected = Projected(x["qkv"], x["z"], x["b"], x["a"], pre, x["conv"][:, -1])
-    small = Small(x["A_log"], x["dt_bias"], x["norm"])
-    heads = Heads(cfg.num_k_heads, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim, cfg.norm_eps)
-    tile = tuning.middle_tile(batch, heads.V, pallas_kernels.support.has_clusters())
-
-    @jax.jit
-    def one(projected: Projected, S: Any, hist: Any, layer: jax.Array):
-        S, hist = jax.new_ref(S), jax.new_ref(hist)
-        onn, _ = pallas_kernels.kernels.middle.middle(
-            projected, small, S, hist, Place(layer), heads, tile=tile
-        )
-        return onn, S[...], hist[...]
+    inputs = kernels.middle_inputs(x)
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def chain(carry, projected):
-        def walk(carry):
-            S, hist, _ = carry
-            kept = []
-            for layer in range(layers):
-                onn, S, hist = one(projected, S, hist, jnp.full((1,), layer, jnp.int32))
-                kept.append(onn[0, 0])
-            return S, hist, jnp.stack(kept)
-
-        return walked(walk, carry, rounds)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def second(states, projected):
-        onn, S, hist = one(projected, *states, jnp.ones((1,), jnp.int32))
+    def second(states: list[jax.Array], inputs: Any) -> Carry:
+        S, hist = states
+        onn, S, hist = kernels.middle_step(cfg, inputs, S, hist, jnp.ones((1,), jnp.int32))
         return S, hist, onn
 
-    def stack(count: int):
+    def stack(count: int) -> list[jax.Array]:
         return [jnp.broadcast_to(x[n], (count, *x[n].shape)) + 0.0 for n in ("S", "hist")]
 
-    S, hist, onn = map(np.asarray, poisoned(second, stack(2), projected))
+    S, hist, onn = (np.asarray(y) for y in poisoned(second, stack(2), inputs))
+    return Prepared(
+        lambda: _error(cfg, drawn, S, hist, onn),
+        lambda carry: _chain(carry, inputs, cfg=cfg, layers=layers, rounds=rounds),
+        (*stack(layers), jnp.zeros(layers)),
+    )
 
-    def check() -> float:
-        right = exact(cfg, drawn)
-        moved = unequal(S[0], drawn["S"]) + unequal(hist[0], drawn["hist"])
-        moved += unequal(hist[1, :, :-1], drawn["hist"][:, :-1])
-        found = {"onn": onn, "S": S[1], "frame": hist[1, :, -1]}
-        worst = max(distance(found[name], right[name]).max_rel for name in right)
-        return math.inf if moved else worst
 
-    carry = (*stack(layers), jnp.zeros(layers))
-    return Prepared(check, lambda c: chain(c, projected), carry)
+def _error(
+    cfg: GDNConfig, drawn: dict[str, np.ndarray], S: np.ndarray, hist: np.ndarray, onn: np.ndarray
+) -> float:
+    """The worst max_rel of what the second of two layers leaves; infinite where any else moved."""
+    moved = unequal(S[0], drawn["S"]) + unequal(hist[0], drawn["hist"])
+    moved += unequal(hist[1, :, :-1], drawn["hist"][:, :-1])
+    right, found = exact(cfg, drawn), {"onn": onn, "S": S[1], "frame": hist[1, :, -1]}
+    worst = max(distance(found[name], right[name]).max_rel for name in right)
+    return math.inf if moved else worst
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "layers", "rounds"), donate_argnums=0)
+def _chain(carry: Carry, inputs: Any, cfg: GDNConfig, layers: int, rounds: int) -> Carry:
+    """All layers of a stack, ``rounds`` times: its states, and an element of each output."""
+
+    def walk(carry: Carry) -> Carry:
+        S, hist, _ = carry
+        kept = []
+        for layer in range(layers):
+            at = jnp.full((1,), layer, jnp.int32)
+            onn, S, hist = _step(S, hist, at, inputs, cfg)
+            kept.append(onn[0, 0])
+        return S, hist, jnp.stack(kept)
+
+    return walked(walk, carry, rounds)
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def _step(S: jax.Array, hist: jax.Array, layer: jax.Array, inputs: Any, cfg: GDNConfig) -> Carry:
+    return kernels.middle_step(cfg, inputs, S, hist, layer)

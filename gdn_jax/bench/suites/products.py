@@ -12,14 +12,14 @@ import numpy as np
 from jax import lax
 
 from gdn_jax._core.backend import Matrix, choose
+from gdn_jax.bench import kernels
 from gdn_jax.bench.workload import Prepared, Workload, links_for, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
 from gdn_jax.quant import dense
-from gdn_jax.quant.kernel_layout import Q4Kernel, to_kernel
+from gdn_jax.quant.kernel_layout import to_kernel
 from gdn_jax.quant.q4_matmul import q4_matmul
 from gdn_jax.quant.q4array import GROUP, SHIFTS, Q4Array
 from gdn_jax.report.metrics import distance, unequal
-from pallas_kernels.kernels import float_gemv, stream
 
 Product = Callable[[jax.Array, Any], jax.Array]
 
@@ -40,7 +40,7 @@ def int4(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Ite
     """
     for N, K in shapes(cfg):
         if "pallas" in backends:
-            reading = _workload("stream", "pallas", N, K, 1, 1, _read)
+            reading = _workload("stream", "pallas", N, K, 1, 1, kernels.read_words)
             moved = int(N * K * BITS["stream"] / 8)
             changes = {"limit": 0, "unit": "unequal elements", "flops": 0, "bytes": moved}
             yield dataclasses.replace(reading, **changes)
@@ -53,7 +53,7 @@ def floats(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> I
     """Float weights, float32 rows and sums."""
     for kernel, (N, K) in itertools.product(("float32", "bfloat16"), shapes(cfg)):
         for batch, backend in itertools.product(batches, backends):
-            function = dense.matmul if backend == "xla" else float_gemv.gemv
+            function = dense.matmul if backend == "xla" else kernels.float_product
             yield _workload(kernel, backend, N, K, batch, max(batches), function)
 
 
@@ -66,7 +66,7 @@ def _workload(
 
     def make() -> Prepared:
         packed = backend == "pallas" and kernel in _INT4
-        obstacle = stream.unavailable_reason(nbytes // 4) if kernel == "stream" else None
+        obstacle = kernels.read_reason(nbytes // 4) if kernel == "stream" else None
         weight = Matrix("w", (N, K), int4=packed)
         choose("q4_matmul", weights=[weight], backend=backend, obstacle=obstacle)
         x = jnp.asarray(draw_rows(rows, K)[:batch])
@@ -90,11 +90,6 @@ def _workload(
 
     moved, flops = nbytes + 4 * batch * (N + K), 2 * batch * N * K
     return Workload(kernel, backend, f"{N}x{K}", batch, moved, flops, links * rounds, make)
-
-
-def _read(x: jax.Array, w: Q4Kernel) -> jax.Array:
-    """The words of w added up by CTA, after x."""
-    return stream.sums(w.blocks, after=x)
 
 
 def _chain(one: Product, rounds: int, x: jax.Array, weights: Sequence[Any]) -> jax.Array:
