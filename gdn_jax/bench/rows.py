@@ -3,12 +3,13 @@
 import dataclasses
 from typing import Self
 
+from gdn_jax.bench.peers.peer import PEERS
 from gdn_jax.bench.slope import Timing
 from gdn_jax.bench.workload import Workload
 from gdn_jax.report.record import Check, Row
 
 _SHOWS = "that what is timed computes the right thing", "that other inputs take the same time"
-OTHERS = ("xla", "jla", "fla")
+OTHERS = ("xla", *(peer.name for peer in PEERS))
 """What pallas is compared with."""
 COPIES = {
     "copy_gbps": "in place, by slope",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from gdn_jax.bench import ceilings
-from gdn_jax.bench.peers import peer
+from gdn_jax.bench.peers import recurrent_rows
 from gdn_jax.bench.rows import TimedCheck, copy_check, matrix_check, ratios, row
 from gdn_jax.bench.slope import REPETITIONS, blocking
 from gdn_jax.bench.suites import delta, layer, middle, model, prefill, products, roundtrip, slots
@@ -32,7 +32,7 @@ SUITES = {
     "float": Suite(products.floats),
     "delta": Suite(delta.workloads),
     "middle": Suite(middle.workloads),
-    "peer": Suite(peer.workloads),
+    "peer": Suite(recurrent_rows.workloads),
     "layer": Suite(layer.one_layer),
     "stack": Suite(layer.stack),
     "roundtrip": Suite(roundtrip.workloads),
@@ -89,15 +89,7 @@ def run(
     interrupted = False
     rows = report.tables.setdefault("bench", [])
     not_run = report.tables.setdefault("not_run", [])
-    with stage("copy"):
-        best = copy_check(*ceilings.copy(repetitions))
-        waited = copy_check(*ceilings.copy_blocking(repetitions), "copy_blocking_gbps")
-        report.checks += [best, waited]
-    matrix = None
-    if needs_matrix(chosen):
-        with stage("matrix product"):
-            report.checks.append(matrix_check(*ceilings.matrix(repetitions)))
-        matrix = report.checks[-1].value or None
+    best, waited, matrix = _ceilings(report, stage, repetitions, needs_matrix(chosen))
     for workload in chosen:
         if interrupted:
             not_run.append({"id": workload.id, "reason": "interrupted"})
@@ -108,7 +100,7 @@ def run(
             continue
         try:
             with stage(workload.id):
-                done = check_and_time(workload, best.gbps, repetitions)
+                done = check_and_time(workload, best, repetitions)
         except BackendUnavailableError as error:
             refused.append(str(error))
             not_run.append({"id": workload.id, "reason": refused[-1]})
@@ -119,14 +111,29 @@ def run(
             continue
         took.append(clock() - begun)
         report.checks.append(done)
-        rows.append(row(workload, done, waited.gbps, matrix))
+        rows.append(row(workload, done, waited, matrix))
     report.tables["ratios"] = ratios(rows)
     if shares := prefill.parts(rows):
         report.tables["prefill_parts"] = shares
-    report.checks += slots.batch8(rows, best.gbps)
+    report.checks += slots.batch8(rows, best)
     if refused and len(refused) == len(chosen):
         raise BackendUnavailableError(f"bench: {refused[0]}")
     return not interrupted
+
+
+def _ceilings(
+    report: Report, stage: Stage, repetitions: int, product: bool
+) -> tuple[float | None, float | None, float | None]:
+    """The GB/s of both copies, and the TFLOP/s of a matrix product where it is asked for."""
+    with stage("copy"):
+        best = copy_check(*ceilings.copy(repetitions))
+        waited = copy_check(*ceilings.copy_blocking(repetitions), "copy_blocking_gbps")
+        report.checks += [best, waited]
+    if not product:
+        return best.gbps, waited.gbps, None
+    with stage("matrix product"):
+        report.checks.append(check := matrix_check(*ceilings.matrix(repetitions)))
+    return best.gbps, waited.gbps, check.value or None
 
 
 def needs_matrix(chosen: Sequence[Workload]) -> bool:

@@ -6,7 +6,6 @@ were taken and the bytes held, or why it failed.
 """
 
 import importlib
-import importlib.metadata
 import sys
 from typing import Any
 
@@ -22,7 +21,7 @@ def main(request: str, result: str) -> None:
         sys.exit("torch finds no CUDA GPU")
     operator = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     asked = dict(np.load(request))
-    answer = {"version": np.array(importlib.metadata.version("flash-linear-attention"))}
+    answer: dict[str, Any] = {}
     for T in asked["tokens"].tolist():
         try:
             with torch.no_grad():

@@ -5,7 +5,6 @@ of one layer's call, taken from a CUDA graph over ``layers`` states of their own
 """
 
 import importlib
-import importlib.metadata
 import sys
 from typing import Any
 
@@ -24,7 +23,7 @@ def main(request: str, result: str) -> None:
     operator = importlib.import_module("fla.ops.gated_delta_rule").fused_recurrent_gated_delta_rule
     asked = np.load(request)
     layers, repetitions = (int(n) for n in asked["plan"])
-    answer = {"version": np.array(importlib.metadata.version("flash-linear-attention"))}
+    answer: dict[str, Any] = {}
     for batch in asked["batches"]:
         names = ("q", "k", "v", "g", "beta", "S")
         q, k, v, g, beta, S = (torch.from_numpy(asked[f"{n}{batch}"]).cuda() for n in names)

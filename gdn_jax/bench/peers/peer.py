@@ -1,65 +1,64 @@
-"""The delta rule of flash-linear-attention on the same inputs, in a process of its own."""
+"""Other implementations: what each is called, what it lacks here, and how it is asked."""
 
-import functools
+import dataclasses
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from gdn_jax.bench.slope import REPETITIONS, Timing
-from gdn_jax.bench.suites.delta import LAYERS, draw, error, sizes
-from gdn_jax.bench.workload import Prepared, Workload
-from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
 
-_TIMEOUT = 300
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """Another implementation, which runs in this process or in one of its own.
+
+    Attributes:
+        name: the backend of its rows.
+        distribution: whose version a row names.
+        modules: what has to be importable.
+    """
+
+    name: str
+    distribution: str
+    modules: tuple[str, ...]
+
+    def require(self) -> None:
+        """Raise BackendUnavailableError where a module is not installed."""
+        lacking = [name for name in self.modules if importlib.util.find_spec(name) is None]
+        if lacking:
+            raise BackendUnavailableError(f"no {' and no '.join(lacking)} here")
+
+    @property
+    def title(self) -> str:
+        """Its distribution and the version of it."""
+        try:
+            version = importlib.metadata.version(self.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            version = "of unknown version"
+        return f"{self.distribution} {version}"
+
+    def fault(self, said: str | Exception) -> BackendUnavailableError:
+        """Its own failure, which is no check of this package: the row is listed as not run."""
+        if isinstance(said, Exception):
+            first = (str(said).strip().splitlines() or [""])[0][:200]
+            said = f"{type(said).__name__}: {first}"
+        return BackendUnavailableError(f"{self.name}: {said}")
 
 
-def workloads(
-    cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
-) -> Iterator[Workload]:
-    """``fused_recurrent_gated_delta_rule``: a CUDA graph over the states of 48 layers."""
-    for batch in batches if backends else ():
-        shape, moved, flops = sizes(cfg, batch)
-        make = functools.partial(_make, cfg, tuple(batches), batch)
-        yield Workload("delta", "fla", shape, batch, moved, flops, LAYERS, make)
+JLA = Peer("jla", "jax-linear-attention", ("jla",))
+FLA = Peer("fla", "flash-linear-attention", ("torch", "fla"))
+PEERS = (JLA, FLA)
+"""Every peer, in the order of the columns that compare with them."""
 
 
-def _make(cfg: GDNConfig, batches: tuple[int, ...], batch: int) -> Prepared:
-    lacking = [name for name in ("torch", "fla") if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise BackendUnavailableError(f"no {' and no '.join(lacking)} here")
-    found = _child(cfg, batches)
-    o, S, seconds = (found[f"{name}{batch}"] for name in ("o", "S", "seconds"))
-    timing = Timing.of([float(s) for s in seconds])
-    version = str(found["version"])
-    detail = f"flash-linear-attention {version}, to float64"
-    return Prepared(
-        lambda: error(draw(cfg, batch), o, S), lambda c: c, None, detail, lambda _: timing
-    )
-
-
-@functools.lru_cache(maxsize=1)
-def _child(cfg: GDNConfig, batches: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Outputs, states and times of every batch."""
-    names = ("q", "k", "v", "g", "beta", "S")
-    inputs = {
-        f"{name}{batch}": x
-        for batch in batches
-        for name, x in zip(names, draw(cfg, batch), strict=True)
-    }
-    inputs |= {"batches": np.array(batches), "plan": np.array([LAYERS, REPETITIONS])}
-    return asked("gdn_jax.bench.peers.fla_recurrent", inputs)
-
-
-def asked(
-    module: str, inputs: dict[str, np.ndarray], timeout: float = _TIMEOUT
-) -> dict[str, np.ndarray]:
-    """What ``python -m module REQUEST RESULT`` makes of these arrays.
+def ask(script: str, inputs: Mapping[str, np.ndarray], timeout: float) -> dict[str, np.ndarray]:
+    """What ``python -m gdn_jax.bench.peers.<script> REQUEST RESULT`` makes of these arrays.
 
     Raises:
         BackendUnavailableError: it fails, with its last line, or takes longer than ``timeout`` s.
@@ -67,7 +66,7 @@ def asked(
     with tempfile.TemporaryDirectory(prefix="gdn-jax-peer-") as folder:
         request, result = Path(folder, "request.npz"), Path(folder, "result.npz")
         np.savez(request, allow_pickle=False, **inputs)
-        command = [sys.executable, "-m", module, str(request), str(result)]
+        command = [sys.executable, "-m", f"{__package__}.{script}", str(request), str(result)]
         try:
             run = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=timeout

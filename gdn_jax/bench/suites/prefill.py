@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gdn_jax.bench.peers import prefill_peers
+from gdn_jax.bench.peers import chunk_rows
 from gdn_jax.bench.suites import prefill_layer
 from gdn_jax.bench.suites.chunks import Case, workload
 from gdn_jax.bench.workload import Workload
@@ -25,7 +25,7 @@ def workloads(cfg: GDNConfig, tokens: Sequence[int], backends: Sequence[str]) ->
     others = [*wide, Case(cfg, part * SEQUENCES, sequences=SEQUENCES)]
     if "pallas" in backends:
         yield from (workload(case, "pallas") for case in each)
-        yield from prefill_peers.workloads(cfg, tokens)
+        yield from chunk_rows.workloads(cfg, tokens)
     T = min(LAYER_TOKENS, max(tokens))
     for backend in sorted(backends):
         if backend != "xla" or T <= XLA_TOKENS:

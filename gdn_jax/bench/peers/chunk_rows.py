@@ -2,8 +2,6 @@
 
 import functools
 import importlib
-import importlib.metadata
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdn_jax.bench.peers.peer import asked
+from gdn_jax.bench.peers.peer import FLA, JLA, Peer, ask
 from gdn_jax.bench.slope import REPETITIONS, Timing
 from gdn_jax.bench.suites import chunks
 from gdn_jax.bench.suites.chunks import Case
@@ -29,19 +27,18 @@ _JLA = "jla.ops.mosaic_gpu.gated_delta_rule"
 def workloads(cfg: GDNConfig, tokens: Sequence[int]) -> Iterator[Workload]:
     """jax-linear-attention in this process, flash-linear-attention in one of its own."""
     for T in tokens:
-        yield _row(Case(cfg, T), "jla", functools.partial(_make_jla, Case(cfg, T)))
+        yield _row(Case(cfg, T), JLA, functools.partial(_make_jla, Case(cfg, T)))
     for T in tokens:
-        yield _row(Case(cfg, T), "fla", functools.partial(_make_fla, Case(cfg, T), tuple(tokens)))
+        yield _row(Case(cfg, T), FLA, functools.partial(_make_fla, Case(cfg, T), tuple(tokens)))
 
 
-def _row(case: Case, name: str, make: Callable[[], Prepared]) -> Workload:
-    return chunks.row_of(case, "chunk", name, make)
+def _row(case: Case, peer: Peer, make: Callable[[], Prepared]) -> Workload:
+    return chunks.row_of(case, "chunk", peer.name, make)
 
 
 def _make_jla(case: Case) -> Prepared:
     """With q and k repeated for every value head before the time is taken."""
-    if importlib.util.find_spec("jla") is None:
-        raise BackendUnavailableError("no jla here")
+    JLA.require()
     try:
         operator: Any = importlib.import_module(_JLA).gated_delta_rule
 
@@ -49,36 +46,21 @@ def _make_jla(case: Case) -> Prepared:
             *tokens, S = operands
             return operator(*tokens, initial_state=S, output_final_state=True)
 
-        detail = f"jax-linear-attention {_version('jax-linear-attention')}, "
-        return chunks.prepare(case, rule, detail, case.cfg.heads_per_key)
+        return chunks.prepare(case, rule, f"{JLA.title}, ", case.cfg.heads_per_key)
     except Exception as error:  # another project's fault is no check of this one
-        raise BackendUnavailableError(f"jla: {_line(error)}") from error
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
-
-
-def _line(error: Exception) -> str:
-    said = (str(error).strip().splitlines() or [""])[0][:200]
-    return f"{type(error).__name__}: {said}"
+        raise JLA.fault(error) from error
 
 
 def _make_fla(case: Case, tokens: tuple[int, ...]) -> Prepared:
-    lacking = [name for name in ("torch", "fla") if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise BackendUnavailableError(f"no {' and no '.join(lacking)} here")
+    FLA.require()
     found = _answers(case.cfg, tokens)
     T = case.tokens
     failed = found.get("failed", found.get(f"failed{T}"))
     if failed is not None:
-        raise BackendUnavailableError(f"fla: {failed}")
+        raise FLA.fault(str(failed))
     o, S, seconds, held = (found[f"{name}{T}"] for name in ("o", "S", "seconds", "held"))
-    detail = f"flash-linear-attention {found['version']} {found[f'how{T}']}, to float64 on the "
-    detail += f"device, {ENDS} tokens at either end and the state"
+    detail = f"{FLA.title} {found[f'how{T}']}, to float64 on the device, {ENDS} tokens at either "
+    detail += "end and the state"
     timing = Timing.of([float(s) for s in seconds])
 
     def check() -> float:
@@ -109,6 +91,6 @@ def _answers(cfg: GDNConfig, tokens: tuple[int, ...]) -> dict[str, Any]:
     request |= {"tokens": np.array(tokens), "repetitions": np.array(REPETITIONS)}
     request |= {f"ends{T}": _ends(T) for T in tokens}
     try:
-        return asked("gdn_jax.bench.peers.fla_chunk", request, _TIMEOUT)
+        return ask("fla_chunk", request, _TIMEOUT)
     except BackendUnavailableError as error:
         return {"failed": str(error)}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gdn_jax.bench import run as bench
-from gdn_jax.bench.peers import prefill_peers
+from gdn_jax.bench.peers import chunk_rows
+from gdn_jax.bench.peers.peer import PEERS, Peer, ask
 from gdn_jax.bench.suites import chunks
 from gdn_jax.bench.workload import Workload
 from gdn_jax.errors import BackendUnavailableError
@@ -24,7 +25,7 @@ def jla_row(monkeypatch: pytest.MonkeyPatch, operator: Callable[..., Any]) -> Wo
     for name in names:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setattr(sys.modules[names[-1]], "gated_delta_rule", operator, raising=False)
-    return next(prefill_peers.workloads(TINY, [T]))
+    return next(chunk_rows.workloads(TINY, [T]))
 
 
 def test_jla_is_checked_on_repeated_heads_and_its_faults_are_listed(
@@ -54,18 +55,18 @@ def test_jla_is_checked_on_repeated_heads_and_its_faults_are_listed(
 
 def fla_row(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> Workload:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(prefill_peers, "asked", answer)
-    prefill_peers._answers.cache_clear()
-    return [*prefill_peers.workloads(TINY, [T])][-1]
+    monkeypatch.setattr(chunk_rows, "ask", answer)
+    chunk_rows._answers.cache_clear()
+    return [*chunk_rows.workloads(TINY, [T])][-1]
 
 
 def test_fla_is_checked_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     o, S = (np.asarray(x) for x in chunks.exact(CASE))
     told = {f"o{T}": o[0], f"S{T}": S, f"seconds{T}": np.array([1.0, 2.0, 3.0])}
-    told |= {f"how{T}": np.array("as a CUDA graph"), f"held{T}": np.array(5), "version": "0.6.0"}
+    told |= {f"how{T}": np.array("as a CUDA graph"), f"held{T}": np.array(5)}
 
-    def answer(module: str, request: dict[str, np.ndarray], timeout: float) -> Any:
-        assert module == "gdn_jax.bench.peers.fla_chunk"
+    def answer(script: str, request: dict[str, np.ndarray], timeout: float) -> Any:
+        assert script == "fla_chunk"
         assert request["q"].dtype == np.int16
         assert request["g"].shape == (T, 4)
         return told
@@ -73,7 +74,7 @@ def test_fla_is_checked_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     made = fla_row(monkeypatch, answer)
     done = bench.check_and_time(made, None, 1)
     assert (done.ok, done.value, done.us, done.peak_bytes) == (True, 0, 2e6, 5)
-    assert "0.6.0 as a CUDA graph, to float64" in done.detail
+    assert "flash-linear-attention of unknown version as a CUDA graph, to float64" in done.detail
     told[f"o{T}"] = np.roll(o[0], 1, axis=0)
     assert_red(made)
     told[f"o{T}"], told[f"S{T}"] = o[0], 1.1 * S
@@ -95,5 +96,19 @@ def test_fla_that_fails_is_not_started_again(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(BackendUnavailableError, match=r"^fla: torch finds no CUDA GPU$"):
             made.make()
     assert len(asked) == 1
-    ends = prefill_peers._ends(4096)
+    ends = chunk_rows._ends(4096)
     assert (len(ends), ends[511], ends[512]) == (1024, 511, 4096 - 512)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peer_that_is_not_installed_says_what_it_lacks(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailableError, match=rf"^no .*\b{peer.modules[-1]} here$"):
+        peer.require()
+
+
+def test_a_process_that_fails_says_its_last_line() -> None:
+    with pytest.raises(BackendUnavailableError, match=r"No module named .*no_such_script"):
+        ask("no_such_script", {"x": np.zeros(1)}, 60)
