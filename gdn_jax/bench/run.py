@@ -8,7 +8,16 @@ from gdn_jax.bench import ceilings
 from gdn_jax.bench.peers import recurrent_rows
 from gdn_jax.bench.rows import TimedCheck, copy_check, matrix_check, ratios, row
 from gdn_jax.bench.slope import REPETITIONS, blocking
-from gdn_jax.bench.suites import delta, layer, middle, model, prefill, products, roundtrip, slots
+from gdn_jax.bench.suites import (
+    delta_rule,
+    layer,
+    middle,
+    model,
+    prefill,
+    products,
+    roundtrip,
+    slots,
+)
 from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
@@ -30,7 +39,7 @@ class Suite(NamedTuple):
 SUITES = {
     "int4": Suite(products.int4),
     "float": Suite(products.floats),
-    "delta": Suite(delta.workloads),
+    "delta": Suite(delta_rule.workloads),
     "middle": Suite(middle.workloads),
     "peer": Suite(recurrent_rows.workloads),
     "layer": Suite(layer.one_layer),

@@ -190,7 +190,7 @@ def test_bytes_and_flops_of_27b(monkeypatch: pytest.MonkeyPatch) -> None:
     assert work.decode_flops(B27, 8, 10_000) == 8 * each
     assert work.prefill_bytes(B27, 8192) == weights + state + keys * 8192
     chunked = work.prefill_flops(B27, 8192) - 8192 * products - 2 * V * D - attention * 8192**2 // 2
-    assert chunked == 48 * work.chunks.flops_of(B27.gdn, 8192)
+    assert chunked == 48 * work.chunk.flops_of(B27.gdn, 8192)
     # The chunked form spends more than the recurrence, but no more than a tenth of the whole.
     assert 8192 * rule < chunked < work.prefill_flops(B27, 8192) / 10
 

@@ -12,7 +12,7 @@ import pytest
 from gdn_jax.bench import run as bench
 from gdn_jax.bench.peers import chunk_rows
 from gdn_jax.bench.peers.peer import PEERS, Peer, ask
-from gdn_jax.bench.suites import chunks
+from gdn_jax.bench.suites import chunk
 from gdn_jax.bench.workload import Workload
 from gdn_jax.errors import BackendUnavailableError
 from tests.bench.test_prefill import CASE, TINY, T, assert_red, stale_state
@@ -35,7 +35,7 @@ def test_jla_is_checked_on_repeated_heads_and_its_faults_are_listed(
 
     def right(q: Any, k: Any, v: Any, *gates: Any, **options: Any) -> Any:
         seen.append((q.shape, options.pop("output_final_state")))
-        return chunks.chunk_gated_delta_rule(q, k, v, *gates, backend="xla", **options)
+        return chunk.chunk_gated_delta_rule(q, k, v, *gates, backend="xla", **options)
 
     made = jla_row(monkeypatch, right)
     prepared = made.make()
@@ -61,7 +61,7 @@ def fla_row(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> Work
 
 
 def test_fla_is_checked_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    o, S = (np.asarray(x) for x in chunks.exact(CASE))
+    o, S = (np.asarray(x) for x in chunk.exact(CASE))
     told = {f"o{T}": o[0], f"S{T}": S, f"seconds{T}": np.array([1.0, 2.0, 3.0])}
     told |= {f"how{T}": np.array("as a CUDA graph"), f"held{T}": np.array(5)}
 

@@ -14,8 +14,8 @@ from gdn_jax.bench import run as bench
 from gdn_jax.bench import slope
 from gdn_jax.bench.rows import matrix_check, row
 from gdn_jax.bench.slope import Timing
-from gdn_jax.bench.suites import chunks, prefill, prefill_layer
-from gdn_jax.bench.suites.chunks import Case
+from gdn_jax.bench.suites import chunk, prefill, prefill_layer
+from gdn_jax.bench.suites.chunk import Case
 from gdn_jax.bench.workload import Workload
 from gdn_jax.cli import main
 from gdn_jax.config import PRESETS
@@ -95,12 +95,12 @@ LAYER_PARTS = ("", "_projections", "_convolution", "_rule")
 
 
 def test_flops_and_bytes_are_those_of_the_form() -> None:
-    chunk = 2 * 2 * (2 * 64 * 64 * 16)
-    chunk += 4 * (64**3 / 3 + 2 * (2 * 64 * 64 * 8) + 3 * (2 * 64 * 16 * 8))
-    assert chunks.flops_of(TINY, 64 * 3) == int(3 * chunk)
+    one = 2 * 2 * (2 * 64 * 64 * 16)
+    one += 4 * (64**3 / 3 + 2 * (2 * 64 * 64 * 8) + 3 * (2 * 64 * 16 * 8))
+    assert chunk.flops_of(TINY, 64 * 3) == int(3 * one)
     tokens = 2 * T * (2 * 2 * 16 + 2 * 4 * 8) + 2 * 4 * T * 4
-    assert chunks.bytes_of(CASE) == tokens + 2 * 4 * 4 * 16 * 8
-    assert chunks.bytes_of(PACKED) == tokens + 2 * 4 * 8 * 4 * 16 * 8
+    assert chunk.bytes_of(CASE) == tokens + 2 * 4 * 4 * 16 * 8
+    assert chunk.bytes_of(PACKED) == tokens + 2 * 4 * 8 * 4 * 16 * 8
     whole, projections, convolution, rule = prefill_layer.workloads(TINY, T, "xla")
     weights = 64 * (96 + 32 + 4 + 4 + 32)
     assert projections.flops == 2 * T * weights
@@ -109,27 +109,25 @@ def test_flops_and_bytes_are_those_of_the_form() -> None:
 
 @pytest.mark.parametrize("case", [CASE, PACKED], ids=["one", "packed"])
 def test_the_reference_is_the_oracle_s_on_every_token(case: Case) -> None:
-    o, S = chunks.exact(case)
-    *tokens, states = (np.asarray(x) for x in chunks.made(case))
-    for i, (begin, end) in enumerate(
-        zip(chunks.starts(case), chunks.starts(case)[1:], strict=False)
-    ):
+    o, S = chunk.exact(case)
+    *tokens, states = (np.asarray(x) for x in chunk.made(case))
+    for i, (begin, end) in enumerate(zip(chunk.starts(case), chunk.starts(case)[1:], strict=False)):
         cut = (x[:, begin:end] for x in tokens)
         wanted = oracle.recurrent_gated_delta_rule(*cut, initial_state=states[i : i + 1])
         assert max_rel(o[:, begin:end], wanted[0]) < 1e-7
         assert max_rel(S[i : i + 1], wanted[1]) < 1e-7
-    assert chunks.error(case, o, S) == 0
+    assert chunk.error(case, o, S) == 0
 
 
 def test_no_token_and_no_state_may_be_wrong() -> None:
-    o, S = chunks.exact(CASE)
+    o, S = chunk.exact(CASE)
     for value in (0.1, np.nan):
-        assert not chunks.error(CASE, o.at[0, -1, -1, -1].add(value), S) <= chunks.LIMIT
-        assert not chunks.error(CASE, o, S.at[0, 0, -1, -1].add(value)) <= chunks.LIMIT
+        assert not chunk.error(CASE, o.at[0, -1, -1, -1].add(value), S) <= chunk.LIMIT
+        assert not chunk.error(CASE, o, S.at[0, 0, -1, -1].add(value)) <= chunk.LIMIT
     # A small output is compared with its own neighbours, not with large ones elsewhere.
     scale = jnp.ones((128, 1, 1)).at[64:].set(1e-4)
     small = scale * jnp.ones((128, 2, 3))
-    assert float(chunks.worst_block(small.at[70, 1, 2].mul(1.5), small)) == pytest.approx(0.5)
+    assert float(chunk.worst_block(small.at[70, 1, 2].mul(1.5), small)) == pytest.approx(0.5)
 
 
 def test_a_reference_that_numpy_does_not_have_leaves_no_row_green(
@@ -143,24 +141,24 @@ def test_a_reference_that_numpy_does_not_have_leaves_no_row_green(
         return 1.001 * o, S
 
     monkeypatch.setattr(oracle, "recurrent_gated_delta_rule", other)
-    *tokens, S = chunks.made(case)
+    *tokens, S = chunk.made(case)
     with jax.enable_x64(True):
-        o, S = chunks._token_by_token(tokens, S)
-    found = chunks.error(case, o, S)
-    chunks.exact.cache_clear()
+        o, S = chunk._token_by_token(tokens, S)
+    found = chunk.error(case, o, S)
+    chunk.exact.cache_clear()
     assert np.isnan(found)
 
 
 def test_calls_of_a_program_are_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "on_gpu", lambda: True)
-    assert [chunks.rounds(Case(BIG, n)) for n in (64, 1024, 4096, 65536)] == [16, 4, 1, 1]
+    monkeypatch.setattr(chunk, "on_gpu", lambda: True)
+    assert [chunk.rounds(Case(BIG, n)) for n in (64, 1024, 4096, 65536)] == [16, 4, 1, 1]
 
     def rule(q: Any, k: Any, v: Any, g: Any, beta: Any, S: Any) -> Any:
         return jnp.einsum("bthk,bshk->btsh", q, k), S + jnp.sum(v * v)
 
-    *operands, S = (x.astype(jnp.float32) for x in chunks.made(CASE))
+    *operands, S = (x.astype(jnp.float32) for x in chunk.made(CASE))
     for count in (1, 3):
-        run = jax.jit(lambda x, S, n=count: chunks._chain(x, S, rule, n))
+        run = jax.jit(lambda x, S, n=count: chunk._chain(x, S, rule, n))
         text = run.lower(operands, S).compile().as_text()
         assert text is not None
         assert text.count(" dot(") == count, text
@@ -181,9 +179,9 @@ def stale_state(*operands: Any, **options: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_wrong_rule_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "chunk_gated_delta_rule", stale_state)
-    assert_red(chunks.workload(CASE, "xla"))
-    assert_red(chunks.workload(PACKED, "xla"))
+    monkeypatch.setattr(chunk, "chunk_gated_delta_rule", stale_state)
+    assert_red(chunk.workload(CASE, "xla"))
+    assert_red(chunk.workload(PACKED, "xla"))
 
 
 def wrong_convolution(*operands: Any) -> Any:

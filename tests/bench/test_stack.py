@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from gdn_jax.bench.suites import delta, layer
+from gdn_jax.bench.suites import delta_rule, layer
 from gdn_jax.bench.workload import Prepared
 from gdn_jax.config import PRESETS
 from gdn_jax.serving.bank import LayerBank
@@ -74,7 +74,9 @@ def test_a_jit_of_a_few_layers_takes_only_their_weights(monkeypatch: pytest.Monk
     assert taken == [[0, 1], [2]]
 
 
-@pytest.mark.parametrize(("module", "make"), [(delta, delta.workloads), (layer, layer.one_layer)])
+@pytest.mark.parametrize(
+    ("module", "make"), [(delta_rule, delta_rule.workloads), (layer, layer.one_layer)]
+)
 def test_a_chain_walked_often_is_the_chain_again_and_again(
     monkeypatch: pytest.MonkeyPatch, module: Any, make: Any
 ) -> None:

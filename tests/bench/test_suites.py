@@ -14,7 +14,7 @@ from gdn_jax import oracle
 from gdn_jax.bench import run as bench
 from gdn_jax.bench.rows import TimedCheck, copy_check, ratios, row
 from gdn_jax.bench.slope import Timing
-from gdn_jax.bench.suites import delta, layer, products, roundtrip
+from gdn_jax.bench.suites import delta_rule, layer, products, roundtrip
 from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.cli import main
 from gdn_jax.config import PRESETS
@@ -248,14 +248,14 @@ def test_a_planted_mistake_hides_its_time_and_fails(
 
 @pytest.mark.slow
 def test_a_wrong_delta_rule_and_a_wrong_round_trip_are_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = delta.recurrent_gated_delta_rule
+    right = delta_rule.recurrent_gated_delta_rule
 
     def wrong(*operands: Any, **options: Any) -> tuple[Any, Any]:
         o, S = right(*operands, **options)
         return o, S.at[-1, -1, 0, 0].add(1e-3)
 
-    monkeypatch.setattr(delta, "recurrent_gated_delta_rule", wrong)
-    (one,) = delta.workloads(TINY, [2], ["xla"])
+    monkeypatch.setattr(delta_rule, "recurrent_gated_delta_rule", wrong)
+    (one,) = delta_rule.workloads(TINY, [2], ["xla"])
     assert not bench.check_and_time(one, None, 1).ok
 
     decode = roundtrip.bank_decode
@@ -277,5 +277,5 @@ def test_int4_reference_is_the_definition() -> None:
 def test_bytes_of_a_27b_layer() -> None:
     _, moved, _ = layer.sizes(PRESETS["qwen3.5-27b"], "q4", 1)
     assert 72e6 < moved < 75e6
-    assert delta.sizes(PRESETS["qwen3.5-27b"], 1)[1] == pytest.approx(6.3e6, rel=0.02)
+    assert delta_rule.sizes(PRESETS["qwen3.5-27b"], 1)[1] == pytest.approx(6.3e6, rel=0.02)
     assert products.shapes(PRESETS["qwen3.5-27b"]) == ((16384, 5120), (5120, 6144))

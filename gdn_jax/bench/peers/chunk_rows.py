@@ -11,8 +11,8 @@ import numpy as np
 
 from gdn_jax.bench.peers.peer import FLA, JLA, Peer, ask
 from gdn_jax.bench.slope import REPETITIONS, Timing
-from gdn_jax.bench.suites import chunks
-from gdn_jax.bench.suites.chunks import Case
+from gdn_jax.bench.suites import chunk
+from gdn_jax.bench.suites.chunk import Case
 from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import BackendUnavailableError
@@ -33,7 +33,7 @@ def workloads(cfg: GDNConfig, tokens: Sequence[int]) -> Iterator[Workload]:
 
 
 def _row(case: Case, peer: Peer, make: Callable[[], Prepared]) -> Workload:
-    return chunks.row_of(case, "chunk", peer.name, make)
+    return chunk.row_of(case, "chunk", peer.name, make)
 
 
 def _make_jla(case: Case) -> Prepared:
@@ -46,7 +46,7 @@ def _make_jla(case: Case) -> Prepared:
             *tokens, S = operands
             return operator(*tokens, initial_state=S, output_final_state=True)
 
-        return chunks.prepare(case, rule, f"{JLA.title}, ", case.cfg.heads_per_key)
+        return chunk.prepare(case, rule, f"{JLA.title}, ", case.cfg.heads_per_key)
     except Exception as error:  # another project's fault is no check of this one
         raise JLA.fault(error) from error
 
@@ -64,9 +64,9 @@ def _make_fla(case: Case, tokens: tuple[int, ...]) -> Prepared:
     timing = Timing.of([float(s) for s in seconds])
 
     def check() -> float:
-        exact_o, exact_S = chunks.exact(case)
+        exact_o, exact_S = chunk.exact(case)
         ends = exact_o[0, jnp.asarray(_ends(T))]
-        worst = float(chunks.worst_block(jnp.asarray(o), ends))
+        worst = float(chunk.worst_block(jnp.asarray(o), ends))
         return float(np.max([worst, distance(S, np.asarray(exact_S)).max_rel]))
 
     return Prepared(check, lambda c: c, None, detail, lambda _: timing, int(held))
@@ -84,10 +84,10 @@ def _answers(cfg: GDNConfig, tokens: tuple[int, ...]) -> dict[str, Any]:
     q, k and v go as the bits of the bfloat16 that are drawn; the other process repeats them.
     """
     names = ("q", "k", "v")
-    rows = (np.asarray(jnp.asarray(x, jnp.bfloat16)) for x in chunks.drawn(cfg))
+    rows = (np.asarray(jnp.asarray(x, jnp.bfloat16)) for x in chunk.drawn(cfg))
     request = {name: x.view(np.int16) for name, x in zip(names, rows, strict=True)}
-    request["g"], request["beta"] = chunks.gates(cfg, max(tokens))
-    request["S"] = chunks.states(cfg, 1)
+    request["g"], request["beta"] = chunk.gates(cfg, max(tokens))
+    request["S"] = chunk.states(cfg, 1)
     request |= {"tokens": np.array(tokens), "repetitions": np.array(REPETITIONS)}
     request |= {f"ends{T}": _ends(T) for T in tokens}
     try:

@@ -7,7 +7,7 @@ import numpy as np
 
 from gdn_jax.bench.peers.peer import FLA, ask
 from gdn_jax.bench.slope import REPETITIONS, Timing
-from gdn_jax.bench.suites.delta import LAYERS, draw, error, sizes
+from gdn_jax.bench.suites.delta_rule import LAYERS, draw, error, sizes
 from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.config import GDNConfig
 

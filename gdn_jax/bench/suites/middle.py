@@ -12,7 +12,7 @@ import numpy as np
 from gdn_jax import oracle
 from gdn_jax._core.backend import select_backend
 from gdn_jax.bench import kernels
-from gdn_jax.bench.suites import delta
+from gdn_jax.bench.suites import delta_rule
 from gdn_jax.bench.workload import Prepared, Workload, links_for, poisoned, rounds_for, walked
 from gdn_jax.config import GDNConfig
 from gdn_jax.report.metrics import distance, unequal
@@ -28,9 +28,9 @@ def workloads(
 ) -> Iterator[Workload]:
     """The middle kernel, which XLA has no counterpart of, over the states of 48 layers."""
     for batch in batches if "pallas" in backends else ():
-        shape, moved, flops = delta.sizes(cfg, batch)
+        shape, moved, flops = delta_rule.sizes(cfg, batch)
         moved += 4 * batch * (SPLITS * (cfg.conv_dim + cfg.value_dim) + 2 * cfg.conv_dim)
-        links = links_for(moved, delta.LAYERS)
+        links = links_for(moved, delta_rule.LAYERS)
         rounds = rounds_for(moved, links)
         make = functools.partial(_make, cfg, batch, links, rounds)
         yield Workload("middle", "pallas", shape, batch, moved, flops, links * rounds, make)

@@ -7,7 +7,7 @@ import math
 import jax
 
 from gdn_jax._core.backend import select_backend
-from gdn_jax.bench.suites import chunks
+from gdn_jax.bench.suites import chunk
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.loading.weights import weight_table
 from gdn_jax.models.model import ROOM, Model
@@ -91,7 +91,7 @@ def prefill_bytes(cfg: ModelConfig, tokens: int) -> int:
 
 def prefill_flops(cfg: ModelConfig, tokens: int) -> int:
     """Of one prompt: attention is half a square, and only the last token has logits."""
-    rule = len(cfg.linear_layers) * chunks.flops_of(cfg.gdn, tokens)
+    rule = len(cfg.linear_layers) * chunk.flops_of(cfg.gdn, tokens)
     attention = 2 * len(cfg.full_layers) * _queries(cfg) * tokens**2
     return 2 * (tokens * _in_blocks(cfg) + _head(cfg)) + rule + attention
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from gdn_jax.bench.peers import chunk_rows
 from gdn_jax.bench.suites import prefill_layer
-from gdn_jax.bench.suites.chunks import Case, workload
+from gdn_jax.bench.suites.chunk import Case, workload
 from gdn_jax.bench.workload import Workload
 from gdn_jax.config import GDNConfig
 from gdn_jax.report.record import Row

@@ -11,7 +11,7 @@ import numpy as np
 
 from gdn_jax import oracle
 from gdn_jax._core.backend import select_backend
-from gdn_jax.bench.suites import chunks
+from gdn_jax.bench.suites import chunk
 from gdn_jax.bench.suites.layer import draw_params, draw_state, exact_weights, kernel_form, sizes
 from gdn_jax.bench.workload import LIMIT, Prepared, Workload, peak_bytes, poisoned
 from gdn_jax.config import GDNConfig
@@ -42,7 +42,7 @@ def workloads(cfg: GDNConfig, tokens: int, backend: str) -> Iterator[Workload]:
     weights = one - 8 * (state + history + D)
     products = tokens * (flops - 7 * state - 2 * C * cfg.conv_width)
     convolved = tokens * C * (2 * cfg.conv_width + 4)
-    rule = chunks.Case(cfg, tokens)
+    rule = chunk.Case(cfg, tokens)
     widths = 2 * D + 2 * cfg.value_dim + C + 2 * cfg.num_v_heads
 
     def workload(
@@ -52,14 +52,14 @@ def workloads(cfg: GDNConfig, tokens: int, backend: str) -> Iterator[Workload]:
         plain = Workload(kernel, backend, f"d{D}_t{tokens}", 1, moved, flops, 1, made, limit)
         return dataclasses.replace(plain, matrix=True)
 
-    every = products + convolved + chunks.flops_of(cfg, tokens)
+    every = products + convolved + chunk.flops_of(cfg, tokens)
     whole = weights + 8 * (tokens * D + state + history)
     yield workload(KERNEL, whole, every, _make_layer, LAYER_LIMIT)
     moved = weights + 4 * tokens * widths
-    yield workload(f"{KERNEL}_projections", moved, products, _make_projections, chunks.LIMIT)
+    yield workload(f"{KERNEL}_projections", moved, products, _make_projections, chunk.LIMIT)
     moved = 8 * (tokens * C + history) + 4 * C * cfg.conv_width
     yield workload(f"{KERNEL}_convolution", moved, convolved, _make_convolution, LIMIT)
-    alone = chunks.workload(rule, backend)
+    alone = chunk.workload(rule, backend)
     yield dataclasses.replace(alone, kernel=f"{KERNEL}_rule", shape=f"d{D}_t{tokens}")
 
 
@@ -108,7 +108,7 @@ def layer_error(
     exact = oracle.layer_trace(_weights(cfg, TIER), cfg, few, S=S, conv_hist=hist)
     if not distance(np.asarray(wanted[0][0, :ANCHOR]), exact["OUT"]).max_rel <= ANCHORED:
         return math.inf
-    worst = [float(chunks.worst_block(found[0][0], wanted[0][0]))]
+    worst = [float(chunk.worst_block(found[0][0], wanted[0][0]))]
     for mine, theirs in zip(*map(jax.tree.leaves, (found[1], wanted[1])), strict=True):
         worst.append(distance(np.asarray(mine), np.asarray(theirs)).max_rel)
     return float(np.max(worst))
