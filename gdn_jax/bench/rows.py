@@ -1,4 +1,4 @@
-"""Checks that carry a time, and the table rows made from them."""
+"""Checks that carry a time, and their table rows."""
 
 import dataclasses
 from typing import Self

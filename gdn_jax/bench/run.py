@@ -1,4 +1,4 @@
-"""Every chosen workload: made, checked, and timed only where the check holds."""
+"""Every chosen workload: prepared, checked, and timed only where the check holds."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -46,7 +46,7 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One row of the table, still to be made; bytes and flops are those of one link.
+    """One row of the table before it is measured; bytes and flops are those of one link.
 
     Attributes:
         kernel: what is timed; workloads of one kernel and shape are compared.

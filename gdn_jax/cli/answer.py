@@ -170,7 +170,7 @@ class Shown:
 
 
 def text_of(result: Generated) -> str:
-    """Its text; its token ids where there is no tokenizer."""
+    """Its text; its token ids without a tokenizer."""
     return " ".join(map(str, result.tokens)) if result.text is None else result.text
 
 

@@ -53,7 +53,7 @@ def collect() -> dict[str, Any]:
 
 
 def render(found: dict[str, Any], out: Console) -> None:
-    """Print what :func:`collect` found."""
+    """Print the result of :func:`collect`."""
     versions = table("Versions", "package", "version")
     for name, version in found["environment"]["versions"].items():
         versions.add_row(name, version)
@@ -75,5 +75,5 @@ def render(found: dict[str, Any], out: Console) -> None:
 
 
 def write_json(path: str, found: dict[str, Any]) -> None:
-    """Write what :func:`collect` found to a file, atomically."""
+    """Write the result of a command to a file, atomically."""
     write_atomically(path, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())

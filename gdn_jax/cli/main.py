@@ -1,4 +1,4 @@
-"""The command line: thin, over the functions of :mod:`gdn_jax.verify`."""
+"""The command line: thin, over the functions of the package."""
 
 import re
 import sys

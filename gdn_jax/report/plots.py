@@ -201,7 +201,7 @@ PLOTS = (
 
 
 def render_plots(data: Mapping[str, Any], plots: Sequence[Plot] = PLOTS) -> list[tuple[Plot, str]]:
-    """Each plot whose table is there and not empty, with its SVG."""
+    """Each plot whose table has rows, with its SVG."""
     return [(plot, plot.svg(data[plot.table])) for plot in plots if data.get(plot.table)]
 
 

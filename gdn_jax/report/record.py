@@ -1,4 +1,4 @@
-"""What a run found: data first. Rendering is in :mod:`render` and :mod:`html`."""
+"""The results of a run as data. Rendering is in :mod:`render` and :mod:`html`."""
 
 import dataclasses
 import json

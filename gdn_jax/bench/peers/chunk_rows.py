@@ -79,7 +79,7 @@ def _ends(T: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def _answers(cfg: GDNConfig, tokens: tuple[int, ...]) -> dict[str, Any]:
-    """Outputs, states and times of every length, or why there are none, which is not asked again.
+    """Outputs, states and times of every length, or the reason why not: asked for once.
 
     q, k and v go as the bits of the bfloat16 that are drawn; the other process repeats them.
     """

@@ -152,7 +152,7 @@ def draft_error(cfg: GDNConfig, ys: jax.Array, record: DraftRecord) -> float:
 
 
 def _commit_workload(cfg: GDNConfig, batch: int, scheme: str) -> Workload:
-    """``StatePool.commit``: the state written, and read or made again from what is kept."""
+    """``StatePool.commit``: the state written, and read or recomputed from what is kept."""
     S, hist = state_bytes(cfg)
     moved = 2 * batch * (S + hist) + (batch * record_bytes(cfg, scheme)) * (scheme == "replay")
     links = min(links_for(moved), COMMITS)

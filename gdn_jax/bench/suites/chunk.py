@@ -94,7 +94,7 @@ def rounds(case: Case) -> int:
 
 
 def prepare(case: Case, rule: Rule, detail: str, repeats: int = 1) -> Prepared:
-    """``rule`` on the operands, each key head there ``repeats`` times."""
+    """``rule`` on the operands, with each key head ``repeats`` times."""
     *operands, S = made(case)
     if repeats > 1:
         operands[:2] = (jnp.repeat(x, repeats, axis=2) for x in operands[:2])
@@ -186,7 +186,7 @@ def error(case: Case, o: jax.Array, S: jax.Array) -> float:
 
 @jax.jit
 def worst_block(found: jax.Array, exact: jax.Array) -> jax.Array:
-    """The worst of 64 tokens each by their own largest value; [T, ..]; NaN where there is one."""
+    """The worst of 64 tokens each by their own largest value; [T, ..]; NaN if any is NaN."""
 
     def largest(x: jax.Array) -> jax.Array:
         x = jnp.max(jnp.abs(x).reshape(len(x), -1), axis=1)

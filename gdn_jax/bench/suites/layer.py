@@ -109,7 +109,7 @@ def _weight_bytes(cfg: GDNConfig, tier: str) -> int:
 
 
 def draw_params(cfg: GDNConfig, tier: str, key: jax.Array) -> GDNParams:
-    """Weights of a layer, made on the device; those of int4 are drawn as int4."""
+    """Weights of a layer, drawn on the device, those of int4 as int4."""
     params = _init(key, cfg=cfg)
     if tier == "f32":
         return params

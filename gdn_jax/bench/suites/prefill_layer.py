@@ -35,7 +35,7 @@ _weights = functools.lru_cache(maxsize=1)(exact_weights)
 
 
 def workloads(cfg: GDNConfig, tokens: int, backend: str) -> Iterator[Workload]:
-    """:func:`gdn_jax.prefill`, then what it is made of, as it is made there."""
+    """:func:`gdn_jax.prefill`, then each of its parts as it computes them."""
     D, C, state = cfg.d_model, cfg.conv_dim, cfg.num_v_heads * cfg.head_k_dim * cfg.head_v_dim
     _, one, flops = sizes(cfg, TIER, 1)
     history = (cfg.conv_width - 1) * C

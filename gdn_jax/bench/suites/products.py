@@ -114,7 +114,7 @@ def draw_rows(rows: int, K: int) -> np.ndarray:
 
 
 def draw(kernel: str, N: int, K: int, link: int) -> Any:
-    """Weights of a link, made on the device."""
+    """Weights of a link, drawn on the device."""
     key = jax.random.key(link)
     return draw_q4(N, K, key) if kernel in _INT4 else draw_floats(N, K, kernel, key)
 
@@ -134,7 +134,7 @@ def draw_floats(N: int, K: int, dtype: Any, key: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def draw_q4(N: int, K: int, key: jax.Array) -> Q4Array:
-    """Any words, scales of either sign; weights of about K**-0.5, made on the device."""
+    """Any words, scales of either sign; weights of about K**-0.5, drawn on the device."""
     bits, sizes, signs = jax.random.split(key, 3)
     words = jax.random.bits(bits, (N, K // 8), jnp.uint32)
     scales = jax.random.uniform(sizes, (N, K // GROUP), minval=0.1, maxval=0.3) * K**-0.5

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 PATTERNS = np.arange(2**16, dtype=np.uint16)
-"""Every float16 there is."""
+"""Every float16."""
 
 
 @dataclasses.dataclass(frozen=True)

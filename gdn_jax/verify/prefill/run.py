@@ -1,4 +1,4 @@
-"""A layer's prefill and the chunked rule as verify runs them, and the rows of what is found."""
+"""A layer's prefill and the chunked rule as verify runs them, and the table rows of the results."""
 
 import dataclasses
 import functools
