@@ -60,11 +60,10 @@ def exact(drawn: dict[str, Any], S: Any) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("T", "K", "V", "B", "dtype"),
     [
-        (1, 64, 64, 1, "float32"),
-        (64, 128, 64, 1, "bfloat16"),
+        (1, 64, 64, 2, "float32"),
         (130, 64, 128, 1, "float32"),
-        (130, 64, 128, 1, "bfloat16"),
-        (65, 64, 64, 2, "float32"),
+        # More chunks than stages.
+        (260, 128, 64, 1, "bfloat16"),
     ],
 )
 def test_agrees_with_float64(interpreted: None, T: int, K: int, V: int, B: int, dtype: str) -> None:
@@ -112,7 +111,7 @@ def test_packed_sequences_do_not_see_each_other(interpreted: None, dtype: str) -
 
 
 def test_derivatives_are_those_of_xla(interpreted: None) -> None:
-    drawn, S = draw(70), states(64, 64)
+    drawn, S = draw(20), states(64, 64)
 
     def loss(drawn: Any, S: jax.Array, backend: str) -> jax.Array:
         o, after = gdn.chunk_gated_delta_rule(**drawn, initial_state=S, backend=backend)
@@ -133,8 +132,8 @@ def test_under_vmap_it_runs_one_after_another(interpreted: None) -> None:
 def test_prefill_of_a_layer(interpreted: None) -> None:
     cfg = gdn.GDNConfig(64, HK, HV, 64, 64)
     params = gdn.init_params(jax.random.key(0), cfg)
-    xs = jax.random.normal(jax.random.key(1), (2, 70, 64))
-    lengths = jnp.asarray([70, 9], jnp.int32)
+    xs = jax.random.normal(jax.random.key(1), (2, 20, 64))
+    lengths = jnp.asarray([20, 9], jnp.int32)
     start = gdn.init_state(cfg, 2)
 
     def run(**options: Any) -> tuple[jax.Array, gdn.GDNState]:
