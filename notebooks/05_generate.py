@@ -35,8 +35,8 @@ import numpy as np
 
 from gdn_jax.models import load
 from gdn_jax.models.cache import ModelCache
+from gdn_jax.models.config import MODEL_PRESETS
 from gdn_jax.models.generation.stopping import StopStrings
-from gdn_jax.models.presets import MODEL_PRESETS
 
 INK, BLUE, ORANGE, GREEN = "#7a7a7a", "#3f8fe0", "#e08214", "#2fa56a"
 INKED = ["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"]

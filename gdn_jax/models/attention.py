@@ -7,17 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gdn_jax.models import kernels
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams
 from gdn_jax.models.residual import Stream, added, rms_norm
-from gdn_jax.models.route import Route, as_read, products
+from gdn_jax.models.route import Call, Route, products
 from gdn_jax.types import Array
-from pallas_kernels import joint
-from pallas_kernels.kernels import attention_inputs
-from pallas_kernels.kernels.attention_inputs import Turn
 
-Pair = tuple[Array, Array]
-"""Of keys and values."""
+KeysValues = tuple[Array, Array]
+"""Of a layer: its caches [B, G, N, A], or the tokens' own [B, T, G, A]."""
 
 
 def rotate(x: Array, positions: Array, cfg: ModelConfig) -> Array:
@@ -31,108 +29,89 @@ def rotate(x: Array, positions: Array, cfg: ModelConfig) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
-def turn(positions: Array, cfg: ModelConfig) -> Turn:
+def turn(positions: Array, cfg: ModelConfig) -> tuple[Array, Array]:
     """cos and sin of :func:`rotate`'s angles, [B, T, R/2]."""
     R = cfg.rotary_dim
     frequencies = (cfg.rope_theta ** (-np.arange(0, R, 2) / R)).astype(np.float32)
     angles = positions[..., None].astype(jnp.float32) * frequencies[None, None]
-    return Turn(jnp.cos(angles), jnp.sin(angles))
+    return jnp.cos(angles), jnp.sin(angles)
 
 
 def attend(
     params: AttentionParams,
-    x: Array,
-    k_cache: Array,
-    v_cache: Array,
+    caches: KeysValues,
     start: Array,
-    cfg: ModelConfig,
-    *,
-    route: Route,
+    h: Array,
     residual: Array,
-    lengths: Array | None = None,
-    reach: int | None = None,
-    fresh: bool = False,
-) -> tuple[Stream, Array, Array]:
-    """Tokens ``start`` to ``start + T - 1`` of each row, after all that the cache has of it.
+    lengths: Array | None,
+    call: Call,
+) -> tuple[KeysValues, Stream]:
+    """Tokens ``start`` to ``start + T - 1`` of each row, after all that the caches have of it.
 
-    ``residual + Wo·(softmax(q·k / sqrt(A))·v · sigmoid(gate))``: x [B, T, D] -> [B, T, D], and the
-    caches [B, G, N, A] with the tokens' keys and values in their places.
+    The caches with the tokens' keys and values in their places, and
+    ``residual + Wo·(softmax(q·k / sqrt(A))·v · sigmoid(gate))``: h, residual [B, T, D].
 
     Args:
         params: of the layer.
-        x, residual: float32.
-        k_cache, v_cache: of the same type; float32 is computed in float32, bfloat16 as such.
-        start: int32 [B], how many tokens the cache has.
-        cfg: static.
-        route: static.
-        lengths: int32 [B], as for :func:`gdn_jax.models.forward.forward`; all T by default.
-        reach: static; no row sees the cache from this place on. All N by default.
-        fresh: static; the caller knows that ``start`` is 0 in every row.
+        caches: of one type; float32 is computed in float32, bfloat16 as such.
+        start: int32 [B], how many tokens the caches have.
+        h: float32, after the block's norm.
+        residual: float32.
+        lengths: int32 [B], as for :func:`gdn_jax.models.forward.forward`.
+        call: static.
     """
-    B, T, _ = x.shape
-    caches = k_cache, v_cache
+    B, T, _ = h.shape
+    route, cfg = call.route, call.cfg
     positions = start[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
-    if T > 1:
-        q, gate, caches, own = _inputs(params, x, caches, start, cfg, route, lengths)
-        o = _own(q, *own, route) if fresh else _after(q, *caches, positions, reach, route)
+    if T == 1 and route.backend == "pallas" and kernels.takes_heads(cfg):
+        q, gate, caches = _token_on_kernels(params, h, caches, start, lengths, cfg)
+        o = _step(q, *caches, positions, call.reach, route)
     else:
-        reason = attention_inputs.unavailable_reason(cfg.head_dim, cfg.rotary_dim)
-        if route.backend == "pallas" and reason is None:
-            q, gate, caches = _token_on_kernels(params, x, caches, start, cfg, lengths)
+        q, gate, own = _projected(params, h, positions, caches[0].dtype, call)
+        caches = _placed(caches, own, start, lengths)
+        if T == 1:
+            o = _step(q, *caches, positions, call.reach, route)
+        elif call.fresh:
+            o = _own(q, *own, route)
         else:
-            q, gate, caches, _ = _inputs(params, x, caches, start, cfg, route, lengths)
-        o = _step(q, *caches, positions, reach, route)
+            o = _after(q, *caches, positions, call.reach, route)
     o = (o.astype(jnp.float32) * jax.nn.sigmoid(gate)).reshape(B, T, -1)
-    return added(o, params.o_proj, residual, route), *caches
+    return caches, added(o, params.o_proj, residual, route)
 
 
-def _inputs(
-    params: AttentionParams,
-    x: Array,
-    caches: Pair,
-    start: Array,
-    cfg: ModelConfig,
-    route: Route,
-    lengths: Array | None,
-) -> tuple[Array, Array, Pair, Pair]:
-    """Queries and gates [B, T, H, A], the caches with the tokens, their keys and values alone."""
-    B, T, _ = x.shape
+def _projected(
+    params: AttentionParams, h: Array, positions: Array, dtype: Any, call: Call
+) -> tuple[Array, Array, KeysValues]:
+    """Queries and gates [B, T, H, A], and the tokens' keys and values; ``dtype`` but for gates."""
+    B, T, _ = h.shape
+    cfg = call.cfg
     A, H, G = cfg.head_dim, cfg.num_attention_heads, cfg.num_key_value_heads
-    q, k, v = products(x, params.q_proj, params.k_proj, params.v_proj, route=route)
+    q, k, v = products(h, params.q_proj, params.k_proj, params.v_proj, route=call.route)
     q, gate = jnp.split(q.reshape(B, T, H, 2 * A), 2, axis=-1)
     k, v = (new.reshape(B, T, G, A) for new in (k, v))
-    positions = start[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
     q = rotate(rms_norm(q, params.q_norm, cfg.norm_eps), positions, cfg)
     k = rotate(rms_norm(k, params.k_norm, cfg.norm_eps), positions, cfg)
-    q, k, v = (new.astype(caches[0].dtype) for new in (q, k, v))
-    k_cache, v_cache = (
-        _placed(c, new, start, lengths) for c, new in zip(caches, (k, v), strict=True)
-    )
-    return q, gate, (k_cache, v_cache), (k, v)
+    q, k, v = (new.astype(dtype) for new in (q, k, v))
+    return q, gate, (k, v)
 
 
 def _token_on_kernels(
     params: AttentionParams,
-    x: Array,
-    caches: Pair,
+    h: Array,
+    caches: KeysValues,
     start: Array,
-    cfg: ModelConfig,
     lengths: Array | None,
-) -> tuple[Array, Array, Pair]:
-    """:func:`_inputs` of one token a row in two launches, without its own keys and values."""
-    weights = map(as_read, (params.q_proj, params.k_proj, params.v_proj))
+    cfg: ModelConfig,
+) -> tuple[Array, Array, KeysValues]:
+    """Queries and gates of one token a row, and the caches with its keys and values."""
     at = jnp.where(start < caches[0].shape[2], start, -1)
     if lengths is not None:
         at = jnp.where(lengths > 0, at, -1)
-    q, gate, k_cache, v_cache = attention_inputs.attention_inputs(
-        attention_inputs.Slices(*joint.slices(x[:, 0], *weights)),
-        attention_inputs.Norms(params.q_norm, params.k_norm),
-        Turn(*(part[:, 0] for part in turn(start[:, None], cfg))),
-        at,
-        *caches,
-        eps=cfg.norm_eps,
+    cos, sin = (part[:, 0] for part in turn(start[:, None], cfg))
+    q, gate, caches = kernels.queries_and_caches(
+        params, h[:, 0], (cos, sin), at, caches, cfg.norm_eps
     )
-    return q[:, None], gate[:, None], (k_cache, v_cache)
+    return q[:, None], gate[:, None], caches
 
 
 def _own(q: Array, k: Array, v: Array, route: Route) -> Array:
@@ -187,15 +166,19 @@ def _attention(q: Array, k: Array, v: Array, **options: Any) -> Array:
         return jax.nn.dot_product_attention(q, k, v, **options)
 
 
-def _placed(cache: Array, new: Array, start: Array, lengths: Array | None) -> Array:
-    """Row b of ``new`` [B, T, G, A] from ``start[b]`` of the cache [B, G, N, A] on.
+def _placed(caches: KeysValues, own: KeysValues, start: Array, lengths: Array | None) -> KeysValues:
+    """Row b of the tokens' own [B, T, G, A] from ``start[b]`` of the caches [B, G, N, A] on.
 
     What does not count, or is beyond the room, goes nowhere.
     """
-    B, T = new.shape[:2]
+    B, T = own[0].shape[:2]
     t = jnp.arange(T, dtype=jnp.int32)[None]
     at = start[:, None] + t
     if lengths is not None:
-        at = jnp.where(t < lengths[:, None], at, cache.shape[2] + t)
+        at = jnp.where(t < lengths[:, None], at, caches[0].shape[2] + t)
     rows = jnp.broadcast_to(jnp.arange(B, dtype=jnp.int32)[:, None], (B, T))
-    return cache.at[rows, :, at].set(new, mode="drop", unique_indices=True)
+    k, v = (
+        cache.at[rows, :, at].set(new, mode="drop", unique_indices=True)
+        for cache, new in zip(caches, own, strict=True)
+    )
+    return k, v

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from gdn_jax.checkpoints.hf_layer import layer_types_of
-from gdn_jax.config import FULL, HF_FIELDS, LINEAR, GDNConfig, read_hf
+from gdn_jax.config import FULL, HF_FIELDS, LINEAR, PRESETS, GDNConfig, read_hf
 from gdn_jax.errors import ConfigError
 
 _SIZES = (
@@ -123,3 +123,30 @@ def _refuse_unknown(origin: str, text: Mapping[str, Any]) -> None:
     strange += sorted(f"rope_parameters.{name}" for name in rope if name not in _ROPE)
     if strange:
         raise ConfigError(f"{origin}: unknown settings {', '.join(strange)}")
+
+
+def _qwen35(
+    gdn: GDNConfig, layers: int, mlp: int, heads: int, key_heads: int, *, tied: bool = False
+) -> ModelConfig:
+    return ModelConfig(
+        gdn=gdn,
+        layer_types=(LINEAR, LINEAR, LINEAR, FULL) * (layers // 4),
+        vocab_size=248320,
+        hidden_size=gdn.d_model,
+        intermediate_size=mlp,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=256,
+        rotary_dim=64,
+        rope_theta=1e7,
+        norm_eps=1e-6,
+        tied=tied,
+    )
+
+
+MODEL_PRESETS: dict[str, ModelConfig] = {
+    "qwen3.5-27b": _qwen35(PRESETS["qwen3.5-27b"], 64, 17408, 24, 4),
+    "qwen3.5-9b": _qwen35(PRESETS["qwen3.5-9b"], 32, 12288, 16, 4),
+    "qwen3.5-0.8b": _qwen35(GDNConfig(1024, 16, 16, 128, 128), 24, 3584, 8, 2, tied=True),
+}
+"""Shapes of public dense models, by the names of their configurations."""

@@ -14,16 +14,16 @@ from gdn_jax._core.backend import device_reason
 from gdn_jax.errors import GenerationError
 from gdn_jax.models.cache import ModelCache, check_room
 from gdn_jax.models.config import ModelConfig
-from gdn_jax.models.forward import Call, prefill_blocks
+from gdn_jax.models.forward import forward_by_block
 from gdn_jax.models.generation import device
 from gdn_jax.models.generation.host import Generated, OnTokens, Request, generate
 from gdn_jax.models.generation.sampling import Sampling
 from gdn_jax.models.generation.tokenizer import Tokenizer
-from gdn_jax.models.loading.kernel_weights import to_kernel
+from gdn_jax.models.kernels import lay_out
 from gdn_jax.models.loading.load import Progress, config_of, load_params
 from gdn_jax.models.loading.out_of_memory import explained
 from gdn_jax.models.params import ModelParams
-from gdn_jax.models.route import Route, weights_of
+from gdn_jax.models.route import Call, Route, weights_of
 from gdn_jax.types import Array
 
 ROOM = 256
@@ -61,7 +61,7 @@ class Model:
         wide = all(getattr(w, "dtype", None) == jnp.float32 for w in weights_of(params))
         dtype = jnp.float32 if wide else jnp.bfloat16
         if _laid_out(backend):
-            params = to_kernel(params)
+            params = lay_out(params)
         return cls(params, cfg, Route.choose(params, cfg, backend, dtype), dtype, tokenizer)
 
     @property
@@ -88,8 +88,7 @@ class Model:
             for start, width in device.pieces_of([T] * B, T):
                 piece, lengths = device.padded(prompts, start, width)
                 call = self._call(reach=device.reach_of(start + width, T), fresh=start == 0)
-                y, cache = prefill_blocks(self.params, cache, piece, lengths, call)
-                assert y is not None
+                y, cache = forward_by_block(self.params, cache, piece, lengths, call)
                 parts.append(y[:, : T - start])
             return jnp.concatenate(parts, axis=1)
 

@@ -1,7 +1,16 @@
 """The residual stream between blocks: what one adds to it, and the norm that the next one begins.
 
-On the kernels a token's last product leaves its K slices unadded, for the kernel that makes the
-next norm adds them too.
+Between any two products of matrices lies ``x' = x + y``, y the last product, and ``h = norm(x')``.
+Who adds depends on the route, and so does what is handed over, a :data:`Stream`::
+
+               the last product            handed over                 the next norm
+    XLA        y, and x' = x + y     ->    Array x'              ->    normed: h = norm(x')
+    kernels    y as slices over K    ->    Partial(slices, x)    ->    normed: x' = sum(slices) + x
+                                                                               h  = norm(x')
+
+A matrix's columns are shared out among the CTAs of its kernel, each of which leaves the sum over
+its own: a slice of y. The kernel of the next norm reads x anyway, and adds them on the way. Only
+:func:`joined` makes a Partial, only :func:`normed` and :func:`whole` end one.
 """
 
 import functools
@@ -12,20 +21,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gdn_jax.models.route import Route, products, sliced_product
+from gdn_jax.models import kernels
+from gdn_jax.models.route import Route, products
 from gdn_jax.quant.project import Weight, rsqrt
 from gdn_jax.types import Array
-from pallas_kernels.kernels import residual_norm
 
 
 class Partial(NamedTuple):
-    """A stream [B, 1, D] in parts: ``sum(parts) + residual``; parts float32 [splits, B, D]."""
+    """A stream [B, 1, D] before its sum: ``sum(slices) + residual``.
 
-    parts: Array
+    ``slices`` float32 [splits, B, D], to be added in order; ``residual`` float32 [B, 1, D].
+    """
+
+    slices: Array
     residual: Array
 
 
 Stream = Array | Partial
+"""float32 [B, T, D]; a Partial after one token a row on the kernels, where clusters are."""
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -38,27 +51,26 @@ def whole(x: Stream) -> Array:
     """The stream as one array."""
     if isinstance(x, jax.Array):
         return x
-    return functools.reduce(operator.add, x.parts)[:, None] + x.residual
+    return functools.reduce(operator.add, x.slices)[:, None] + x.residual
 
 
 def normed(x: Stream, weight: Array, eps: float) -> tuple[Array, Array]:
     """The stream as one array, and :func:`rms_norm` of it; of a :class:`Partial` in one launch."""
     if isinstance(x, jax.Array):
         return x, rms_norm(x, weight, eps)
-    stream, h = residual_norm.residual_norm(x.parts, x.residual[:, 0], weight, eps=eps)
+    stream, h = kernels.sum_and_norm(x.slices, x.residual[:, 0], weight, eps)
     return stream[:, None], h[:, None]
 
 
-def joined(parts: Array, residual: Array) -> Stream:
-    """The stream with K slices of a product, left to the next norm where its kernel can run."""
-    found = Partial(parts, residual)
-    fits = residual_norm.unavailable_reason(residual.shape[-1]) is None
-    return found if fits else whole(found)
+def joined(slices: Array, residual: Array) -> Stream:
+    """The stream with a product in slices, left to the next norm where its kernel can run."""
+    stream = Partial(slices, residual)
+    return stream if kernels.adds_slices(residual.shape[-1]) else whole(stream)
 
 
 def added(h: Array, w: Weight, residual: Array, route: Route) -> Stream:
     """``residual + w·h``, all [B, T, D]."""
     if h.shape[1] == 1 and route.backend == "pallas":
-        return joined(sliced_product(h[:, 0], w), residual)
+        return joined(kernels.sliced_product(h[:, 0], w), residual)
     (y,) = products(h, w, route=route)
     return residual + y

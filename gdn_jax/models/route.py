@@ -1,7 +1,7 @@
 """How a model runs: which kernels, which attention, how wide the products are. Chosen once."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,12 @@ import jax.numpy as jnp
 from gdn_jax._core.backend import capability, choose, device_reason, select_backend
 from gdn_jax.layer.pallas import matrices
 from gdn_jax.layer.params import GDNParams
+from gdn_jax.models import kernels
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.params import AttentionParams, ModelParams
-from gdn_jax.quant.kernel_layout import Q4Kernel, matrix
+from gdn_jax.quant.kernel_layout import matrix
 from gdn_jax.quant.project import Rounded, Weight, project
-from gdn_jax.quant.q4array import Q4Array
 from gdn_jax.types import Array
-from pallas_kernels import joint
-from pallas_kernels.kernels import float_gemv, q4_gemv
-from pallas_kernels.layer import is_int4
 
 CUDNN_WIDTHS = {(8, 0): 128, (9, 0): 256}
 """Widest heads of cuDNN's attention from a compute capability on."""
@@ -71,6 +68,21 @@ PLAIN = Route()
 """Everything on XLA in float32."""
 
 
+class Call(NamedTuple):
+    """What is static in a call: a program for each.
+
+    ``reach`` is at least the length of every row after the call, so that attention need not look
+    at the rest of the cache; None: all of it. ``fresh``: the cache is new, so that attention need
+    not look at it at all. ``logits`` are those of ``"all"`` tokens, or of every row's ``"last"``.
+    """
+
+    cfg: ModelConfig
+    route: Route = PLAIN
+    reach: int | None = None
+    fresh: bool = False
+    logits: Literal["all", "last"] = "all"
+
+
 def cudnn_reason(width: int, dtype: Any) -> str | None:
     """Why ``jax.nn.dot_product_attention`` cannot run on cuDNN here; None when it can."""
     reason = device_reason()
@@ -115,17 +127,5 @@ def products(x: Array, *weights: Weight, route: Route, rounded: bool = False) ->
     if T > 1 or route.backend == "xla":
         narrow = T > 1 and route.narrow
         return tuple(project(x, Rounded(w, rounded) if narrow else w) for w in weights)
-    found = joint.products(x.reshape(B, D), *map(as_read, weights))
+    found = kernels.products(x.reshape(B, D), *weights)
     return tuple(y.reshape(B, T, -1) for y in found)
-
-
-def as_read(w: Weight) -> Array:
-    """A weight as the kernels read it."""
-    assert not isinstance(w, Q4Array)
-    return w.blocks if isinstance(w, Q4Kernel) else w
-
-
-def sliced_product(x: Array, w: Weight) -> Array:
-    """``w·x`` on the kernels as K slices, to be added in order: [B, D] -> [splits, B, N]."""
-    read = as_read(w)
-    return q4_gemv.gemv_parts(x, read) if is_int4(read) else float_gemv.gemv(x, read)[None]

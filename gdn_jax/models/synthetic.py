@@ -10,13 +10,13 @@ import numpy as np
 from jax import lax
 
 from gdn_jax._core.backend import select_backend
+from gdn_jax.models import kernels
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.loading.weights import Weight, assemble, check_weights, weight_table
 from gdn_jax.models.params import ModelParams
 from gdn_jax.quant.kernel_layout import Q4Kernel
 from gdn_jax.quant.q4array import GROUP, Q4Array
 from gdn_jax.types import Array
-from pallas_kernels import q4_layout
 
 _RMS = math.sqrt(sum(n * n for n in range(-8, 8)) / 16)
 """Of equally likely integers -8..7."""
@@ -85,10 +85,10 @@ def _matrix(seed: Array, weight: Weight, held: str, kernel: bool) -> Array | Q4A
         unit = signed.astype(jnp.float32) * (math.sqrt(3) * std * 2.0**-31)
         return unit.astype({"f32": jnp.float32, "bf16": jnp.bfloat16}[held])
     size = int(np.float16(std / _RMS).view(np.uint16))
-    if kernel and q4_layout.unavailable_reason(N, K) is None:
-        words = _bits(seed, (N // q4_layout.TILE, K // q4_layout.TILE, *q4_layout.BLOCK))
+    if kernel and kernels.has_layout((N, K)):
+        words = _bits(seed, (N // kernels.TILE, K // kernels.TILE, *kernels.BLOCK))
         scales = (words & jnp.uint32(_SIGNS)) | jnp.uint32(size << 16 | size)
-        last = lax.broadcasted_iota(jnp.int32, words.shape, 2) == q4_layout.BLOCK[0] - 1
+        last = lax.broadcasted_iota(jnp.int32, words.shape, 2) == kernels.BLOCK[0] - 1
         return Q4Kernel(lax.bitcast_convert_type(jnp.where(last, scales, words), jnp.int32))
     packed = lax.bitcast_convert_type(_bits(seed, (N, K // 8)), jnp.int32)
     signs = (_bits(~seed, (N, K // GROUP)) & jnp.uint32(_SIGNS)).astype(jnp.uint16)

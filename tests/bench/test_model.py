@@ -21,9 +21,9 @@ from gdn_jax.bench.workload import Workload
 from gdn_jax.cli import bench as command
 from gdn_jax.config import FULL, LINEAR
 from gdn_jax.models.cache import ModelCache
+from gdn_jax.models.config import MODEL_PRESETS
 from gdn_jax.models.generation import device
 from gdn_jax.models.generation.host import STEPS
-from gdn_jax.models.presets import MODEL_PRESETS
 from gdn_jax.models.synthetic import model_params_like
 from tests.bench.test_suites import run
 

@@ -81,7 +81,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Any:
         return jnp.asarray(y, jnp.float32)[None], cache + int(lengths[0])
 
     cache = types.SimpleNamespace(zeros=lambda cfg, batch, room, dtype: 0)
-    monkeypatch.setattr(perplexity, "prefill_blocks", run)
+    monkeypatch.setattr(perplexity, "forward_by_block", run)
     monkeypatch.setattr(perplexity, "ModelCache", cache)
     cfg = types.SimpleNamespace(vocab_size=VOCAB)
     return types.SimpleNamespace(params=None, cfg=cfg, route=Route(), kv_dtype=jnp.float32)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-import types
 from typing import Any
 
 import jax
@@ -13,14 +12,14 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import gdn_jax as gdn
-from gdn_jax.models import attention, residual
+from gdn_jax.models import attention, kernels
 from gdn_jax.models import route as routes
 from gdn_jax.models.cache import ModelCache, check_room
-from gdn_jax.models.forward import Call, forward, prefill_blocks
+from gdn_jax.models.forward import forward, forward_by_block
 from gdn_jax.models.generation import device
 from gdn_jax.models.generation.sampling import Sampling
-from gdn_jax.models.loading.kernel_weights import to_kernel
-from gdn_jax.models.route import Route
+from gdn_jax.models.kernels import lay_out
+from gdn_jax.models.route import Call, Route
 from pallas_kernels import joint
 from pallas_kernels import layer as layer_kernels
 from pallas_kernels.kernels import attention_inputs, float_gemv, residual_norm
@@ -35,8 +34,7 @@ def step(
     if lengths is not None:
         lengths = jnp.asarray(lengths, jnp.int32)
     call = Call(CFG, logits="last")._replace(**options)
-    y, cache = prefill_blocks(weights, jax.tree.map(jnp.copy, cache), ids, lengths, call)
-    assert y is not None
+    y, cache = forward_by_block(weights, jax.tree.map(jnp.copy, cache), ids, lengths, call)
     return y, cache
 
 
@@ -54,7 +52,9 @@ def after_a_prompt(dtype: Any = jnp.float32) -> Any:
 def prompted(weights: Any, dtype: Any = jnp.float32, **options: Any) -> Any:
     call = Call(CFG, logits="last", fresh=True)._replace(**options)
     lengths = jnp.asarray([9, 5], jnp.int32)
-    return prefill_blocks(weights, ModelCache.zeros(CFG, 2, 12, dtype), tokens(2, 9), lengths, call)
+    return forward_by_block(
+        weights, ModelCache.zeros(CFG, 2, 12, dtype), tokens(2, 9), lengths, call
+    )
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def int4() -> tuple[Any, Any]:
     """A model of dequantised weights, and of these weights as the kernels read them."""
     quantised = over_matrices(gdn.quantize_q4, params())
     wide = over_matrices(gdn.dequantize, quantised)
-    return wide, to_kernel(quantised)
+    return wide, lay_out(quantised)
 
 
 def tokens(B: int, T: int, seed: int = 0) -> jax.Array:
@@ -113,9 +113,9 @@ def test_the_reach_changes_only_what_is_looked_at() -> None:
 def test_block_by_block_is_the_whole() -> None:
     _, cache = after_a_prompt()
     y, wanted = step(params(), cache, tokens(2, 1, 1), [1, 1])
-    whole = jax.jit(forward, static_argnames="cfg")
+    whole = jax.jit(forward, static_argnames="call")
     lengths = jnp.asarray([1, 1], jnp.int32)
-    z, found = whole(params(), cache, tokens(2, 1, 1), CFG, lengths=lengths)
+    z, found = whole(params(), cache, tokens(2, 1, 1), lengths, Call(CFG))
     assert_close(z[:, 0], y, 2e-6)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert_close(a, b, 2e-6)
@@ -172,11 +172,10 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_on_the_kernels_is_a_step_on_xla(interpreted: None, monkeypatch, fused) -> None:
-    if fused:  # the kernel between two blocks too, in one CTA
-        alone = functools.partial(residual_norm.residual_norm, size=1, interpret=INTERPRET)
-        monkeypatch.setattr(residual.residual_norm, "residual_norm", alone)
-        clusters = types.SimpleNamespace(has_clusters=lambda: True)
-        monkeypatch.setattr(residual, "support", clusters)
+    """Fused: the kernel between two blocks too, in one CTA."""
+    alone = functools.partial(residual_norm.residual_norm, size=1, interpret=INTERPRET)
+    monkeypatch.setattr(residual_norm, "residual_norm", alone)
+    monkeypatch.setattr(kernels, "adds_slices", lambda _: fused)
     _, cache = after_a_prompt()
     y, wanted = step(params(), cache, tokens(2, 1, 1), [1, 0])
     z, found = step(params(), cache, tokens(2, 1, 1), [1, 0], route=Route(backend="pallas"))
@@ -231,8 +230,8 @@ def test_which_attention_is_asked_for_what(monkeypatch) -> None:
     cache = ModelCache.zeros(CFG, 2, 12, jnp.bfloat16)
 
     def trace(T: int, **options: Any) -> None:
-        call = functools.partial(forward, params(), cfg=CFG, **options)
-        jax.eval_shape(call, cache, jax.ShapeDtypeStruct((2, T), jnp.int32))
+        run = functools.partial(forward, params(), lengths=None, call=Call(CFG, **options))
+        jax.eval_shape(run, cache, jax.ShapeDtypeStruct((2, T), jnp.int32))
 
     trace(3, route=Route(attention="cudnn"), fresh=True)
     trace(3, route=Route(attention="cudnn"), reach=8)
@@ -281,4 +280,4 @@ def test_the_route_of_weights(monkeypatch) -> None:
     assert (backend(params()), backend(exchange)) == ("pallas", "xla")
     with pytest.raises(gdn.BackendUnavailableError, match="not laid out for the kernels"):
         backend(exchange, "pallas")
-    assert backend(to_kernel(exchange)) == "pallas"
+    assert backend(lay_out(exchange)) == "pallas"

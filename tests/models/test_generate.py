@@ -11,12 +11,11 @@ import pytest
 
 import gdn_jax as gdn
 from gdn_jax.models.cache import ModelCache
-from gdn_jax.models.forward import Call
 from gdn_jax.models.generation import device, host
 from gdn_jax.models.generation.sampling import Sampling
 from gdn_jax.models.loading import memory
 from gdn_jax.models.model import Model, load
-from gdn_jax.models.route import Route
+from gdn_jax.models.route import Call, Route
 from tests.models.test_models import FOLDER
 from tests.support.tools import MAX_REL, assert_close, assert_refused, assert_same_bits
 

@@ -11,8 +11,8 @@ import pytest
 
 import gdn_jax as gdn
 from gdn_jax.models.config import ModelConfig
+from gdn_jax.models.kernels import lay_out
 from gdn_jax.models.loading import stored
-from gdn_jax.models.loading.kernel_weights import to_kernel
 from gdn_jax.models.loading.load import config_of, load_params
 from gdn_jax.verify.draw import draw_weights
 from tests.support.made_gguf import TWICE, Type, block, layer_tensors, metadata, write
@@ -88,7 +88,7 @@ def test_blocks_are_kept_bit_for_bit(
     if weights != "f32":
         assert_alike(found, wanted)
         laid_out = load_params(path, config_of(path), weights=weights, kernel=True)
-        assert_same_bits(laid_out, to_kernel(found))
+        assert_same_bits(laid_out, lay_out(found))
         return
     count = 0
     for name, x in by_stored_name(wanted).items():

@@ -15,6 +15,7 @@ from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.forward import forward
 from gdn_jax.models.loading.load import load_params
+from gdn_jax.models.route import Call
 from gdn_jax.verify.model.checks import BUNDLED
 from tests.support.tools import MAX_REL, assert_close, assert_refused, assert_same_bits
 
@@ -24,7 +25,9 @@ LIMIT = MAX_REL["model"]
 ROOM = 140
 """Of every cache: pieces of one length are one program."""
 
-run = jax.jit(forward, static_argnames="cfg")
+CALL = Call(CFG)
+
+run = jax.jit(forward, static_argnames="call")
 
 
 @functools.cache
@@ -42,7 +45,7 @@ def walk(ids: np.ndarray, *cuts: int) -> tuple[np.ndarray, ModelCache]:
     """Logits of one row, its tokens run in pieces that begin at the cuts."""
     cache, parts = ModelCache.zeros(CFG, 1, ROOM), []
     for start, end in zip((0, *cuts), (*cuts, len(ids)), strict=True):
-        y, cache = run(params(), cache, jnp.asarray(ids[None, start:end]), CFG)
+        y, cache = run(params(), cache, jnp.asarray(ids[None, start:end]), None, CALL)
         parts.append(np.asarray(y[0]))
     return np.concatenate(parts), cache
 
@@ -67,29 +70,31 @@ def test_rows_of_different_lengths_are_like_their_solo_runs() -> None:
     ids, _ = expected()
     rows, lengths = np.stack([ids[:37], ids[60:97]]), jnp.asarray([37, 30], jnp.int32)
     empty = ModelCache.zeros(CFG, 2, ROOM)
-    y, cache = run(params(), empty, jnp.asarray(rows), CFG, lengths=lengths)
+    y, cache = run(params(), empty, jnp.asarray(rows), lengths, CALL)
     more = jnp.asarray([[5], [6]], jnp.int32)
-    z, cache = run(params(), cache, more, CFG)
+    z, cache = run(params(), cache, more, None, CALL)
     assert cache.length.tolist() == [38, 31]
     for b, n in enumerate(lengths.tolist()):
         alone, after = run(
-            params(), ModelCache.zeros(CFG, 1, ROOM), jnp.asarray(rows[b : b + 1, :n]), CFG
+            params(), ModelCache.zeros(CFG, 1, ROOM), jnp.asarray(rows[b : b + 1, :n]), None, CALL
         )
         assert_close(y[b, :n], alone[0], LIMIT)
-        step, _ = run(params(), after, more[b : b + 1], CFG)
+        step, _ = run(params(), after, more[b : b + 1], None, CALL)
         assert_close(z[b], step[0], LIMIT)
 
 
 def test_what_unused_room_holds_changes_no_bit() -> None:
     """Room of another size is another program, whose sums may be in another order."""
     ids = jnp.asarray(expected()[0][None, :30])
-    small, large = (run(params(), ModelCache.zeros(CFG, 1, n), ids, CFG)[0] for n in (30, ROOM))
+    small, large = (
+        run(params(), ModelCache.zeros(CFG, 1, n), ids, None, CALL)[0] for n in (30, ROOM)
+    )
     assert_close(small, large, LIMIT)
     zeros = ModelCache.zeros(CFG, 1, ROOM)
     sevens = tuple(jnp.full_like(k, 7.0) for k in zeros.k)
     held = {"k": sevens, "v": sevens}
     poisoned = dataclasses.replace(zeros, **held)
-    assert_same_bits(run(params(), poisoned, ids, CFG)[0], large)
+    assert_same_bits(run(params(), poisoned, ids, None, CALL)[0], large)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import gdn_jax as gdn
+from gdn_jax.models.config import MODEL_PRESETS
+from gdn_jax.models.kernels import lay_out
 from gdn_jax.models.loading import stored
-from gdn_jax.models.loading.kernel_weights import to_kernel
 from gdn_jax.models.loading.load import config_of, load_params
 from gdn_jax.models.loading.weights import weight_table
-from gdn_jax.models.presets import MODEL_PRESETS
 from gdn_jax.models.synthetic import model_params_like
 from tests.support.made_model import TINY, by_stored_name, wide_tensors, write_model
 from tests.support.tools import assert_same_bits
@@ -49,7 +49,7 @@ def test_drawn_weights_are_those_of_a_loaded_model_in_kind(
 ) -> None:
     cfg = config_of(wide)
     loaded = load_params(wide, cfg, weights=weights)
-    loaded = to_kernel(loaded) if kernel else loaded
+    loaded = lay_out(loaded) if kernel else loaded
     drawn, again, other = (
         model_params_like(cfg, jax.random.key(i), weights, kernel=kernel) for i in (0, 0, 1)
     )
@@ -76,7 +76,7 @@ def test_drawn_weights_are_those_of_a_loaded_model_in_kind(
 def test_the_layout_of_the_kernels_keeps_every_bit_and_frees_the_old_one(wide: Path) -> None:
     cfg = config_of(wide)
     once, twice = (load_params(wide, cfg, weights="q4") for _ in range(2))
-    laid_out = to_kernel(once)
+    laid_out = lay_out(once)
     for name, wanted in by_stored_name(twice).items():
         found = by_stored_name(laid_out)[name]
         if isinstance(wanted, gdn.Q4Array):
@@ -88,13 +88,13 @@ def test_the_layout_of_the_kernels_keeps_every_bit_and_frees_the_old_one(wide: P
             assert x.packed.is_deleted()
             assert x.scales.is_deleted()
     assert laid_out.nbytes == twice.nbytes
-    assert to_kernel(laid_out).blocks[0].gate_proj is laid_out.blocks[0].gate_proj
+    assert lay_out(laid_out).blocks[0].gate_proj is laid_out.blocks[0].gate_proj
 
 
 def test_a_load_lays_out_on_the_way(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the host, in several pieces, what to_kernel makes on the device."""
     cfg = config_of(wide)
-    wanted = to_kernel(load_params(wide, cfg, weights="q4"))
+    wanted = lay_out(load_params(wide, cfg, weights="q4"))
     monkeypatch.setattr(stored, "PIECE", 64 * cfg.hidden_size)
     found = load_params(wide, cfg, weights="q4", kernel=True)
     assert isinstance(found.blocks[0].gate_proj, gdn.Q4Kernel)
@@ -105,7 +105,7 @@ def test_a_load_lays_out_on_the_way(wide: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("kernel", [False, True])
 def test_what_the_kernels_cannot_take_stays(kernel: bool) -> None:
     params = load_params(TINY, CFG, weights="q4", kernel=kernel)
-    block = to_kernel(params).blocks[0]
+    block = lay_out(params).blocks[0]
     assert isinstance(block.gate_proj, gdn.Q4Array)
     assert isinstance(block.down_proj, jax.Array)
     assert block.down_proj.dtype == jnp.bfloat16

@@ -103,7 +103,7 @@ def positions_lost(this: ModelRun, patch: pytest.MonkeyPatch) -> ModelRun:
         cache = dataclasses.replace(cache, length=jnp.zeros_like(cache.length))
         return HONEST(params, cache, *rest)
 
-    patch.setattr(model_run, "prefill_blocks", planted)
+    patch.setattr(model_run, "forward_by_block", planted)
     return this
 
 
@@ -114,7 +114,7 @@ def states_lost(this: ModelRun, patch: pytest.MonkeyPatch) -> ModelRun:
         zeros = jax.tree.map(jnp.zeros_like, cache.states)
         return HONEST(params, dataclasses.replace(cache, states=zeros), *rest)
 
-    patch.setattr(model_run, "prefill_blocks", planted)
+    patch.setattr(model_run, "forward_by_block", planted)
     return this
 
 
@@ -126,7 +126,7 @@ def padding_counted(this: ModelRun, patch: pytest.MonkeyPatch) -> ModelRun:
             lengths = jnp.full_like(lengths, jnp.max(lengths))
         return HONEST(params, cache, tokens, lengths, call)
 
-    patch.setattr(model_run, "prefill_blocks", planted)
+    patch.setattr(model_run, "forward_by_block", planted)
     return this
 
 
@@ -152,7 +152,7 @@ def no_int4(this: ModelRun, patch: pytest.MonkeyPatch) -> ModelRun:
     return this
 
 
-HONEST = model_run.prefill_blocks
+HONEST = model_run.forward_by_block
 Plant = Callable[[ModelRun, pytest.MonkeyPatch], ModelRun]
 MISTAKES: list[tuple[str, Plant]] = [
     ("transformers", wrong_weight),

@@ -8,8 +8,7 @@ from gdn_jax.bench.suites import model_decode, model_prefill
 from gdn_jax.bench.workload import Workload, on_gpu
 from gdn_jax.config import PRESETS, GDNConfig
 from gdn_jax.errors import ConfigError
-from gdn_jax.models.config import ModelConfig
-from gdn_jax.models.presets import MODEL_PRESETS
+from gdn_jax.models.config import MODEL_PRESETS, ModelConfig
 
 
 class Sizes(NamedTuple):

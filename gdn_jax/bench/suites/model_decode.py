@@ -16,10 +16,11 @@ from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.layer.state import GDNState
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
-from gdn_jax.models.forward import Call, prefill_blocks
+from gdn_jax.models.forward import forward_by_block
 from gdn_jax.models.generation import device
 from gdn_jax.models.generation.host import STEPS
 from gdn_jax.models.generation.sampling import Sampling
+from gdn_jax.models.route import Call
 
 LIMIT = 5e-2
 """Nats, see :func:`error`. Over 64 layers rounding attention's operands to bfloat16 costs 0.01,
@@ -107,8 +108,7 @@ def exact(cfg: ModelConfig, backend: str, distinct: int, position: int) -> jax.A
     cache, token, found = rows.cache, rows.token, []
     for _ in range(STEPS):
         call = Call(cfg, logits="last")
-        y, cache = prefill_blocks(params, cache, token[:, None], None, call, tuned=False)
-        assert y is not None
+        y, cache = forward_by_block(params, cache, token[:, None], None, call, tuned=False)
         found.append(jax.nn.log_softmax(y))
         token = jnp.argmax(y, axis=-1).astype(jnp.int32)
     return jnp.stack(found)

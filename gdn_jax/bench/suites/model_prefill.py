@@ -14,10 +14,11 @@ from gdn_jax.bench.suites import model_work as work
 from gdn_jax.bench.workload import Prepared, Workload
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
-from gdn_jax.models.forward import Call, prefill_blocks
+from gdn_jax.models.forward import forward_by_block
 from gdn_jax.models.generation import device
 from gdn_jax.models.generation.sampling import Sampling
 from gdn_jax.models.model import Model
+from gdn_jax.models.route import Call
 from gdn_jax.report.metrics import distance
 
 LIMIT = 0.2
@@ -80,6 +81,6 @@ def exact(model: Model, ids: np.ndarray, room: int) -> jax.Array:
     for start, width in device.pieces_of([len(ids)], room):
         piece = device.padded([ids], start, width)
         call = Call(model.cfg, logits="last")
-        y, cache = prefill_blocks(model.params, cache, *piece, call, tuned=False)
+        y, cache = forward_by_block(model.params, cache, *piece, call, tuned=False)
     assert y is not None
     return y

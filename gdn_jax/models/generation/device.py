@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 
 from gdn_jax.models.cache import ModelCache
-from gdn_jax.models.forward import Call, forward, prefill_blocks
+from gdn_jax.models.forward import extend_by_block, forward, forward_by_block
 from gdn_jax.models.generation.sampling import Sampling, choose
 from gdn_jax.models.params import ModelParams
-from gdn_jax.models.route import Route
+from gdn_jax.models.route import Call, Route
 from gdn_jax.types import Array
 
 PIECE = 2048
@@ -97,20 +97,18 @@ def prefill(
     params: ModelParams, cache: ModelCache, prompts: Sequence[np.ndarray], room: int, call: Call
 ) -> tuple[Array, ModelCache]:
     """Logits [B, vocab] of the last token of each prompt; the cache is new, and is donated."""
-    found = None
+    last = None
     for start, width in pieces_of([len(p) for p in prompts], room):
         ids, lengths = padded(prompts, start, width)
+        how = call._replace(reach=reach_of(start + width, room), fresh=start == 0, logits="last")
         ends = np.asarray([start < len(p) <= start + width for p in prompts])
-        how = call._replace(
-            reach=reach_of(start + width, room),
-            fresh=start == 0,
-            logits="last" if ends.any() else "none",
-        )
-        y, cache = prefill_blocks(params, cache, ids, lengths, how)
-        if y is not None:
-            found = y if found is None else _merge(jnp.asarray(ends), y, found)
-    assert found is not None
-    return found, cache
+        if not ends.any():
+            cache = extend_by_block(params, cache, ids, lengths, how)
+            continue
+        y, cache = forward_by_block(params, cache, ids, lengths, how)
+        last = y if last is None else _merge(jnp.asarray(ends), y, last)
+    assert last is not None
+    return last, cache
 
 
 @jax.jit
@@ -168,17 +166,11 @@ def decode(
         call, n: static.
     """
 
+    last = call._replace(logits="last")
+
     def token(rows: Rows, _: None) -> tuple[Rows, Chosen]:
-        logits, cache = forward(
-            params,
-            rows.cache,
-            rows.token[:, None],
-            call.cfg,
-            lengths=(rows.left > 0).astype(jnp.int32),
-            route=call.route,
-            reach=call.reach,
-            logits="last",
-        )
+        active = (rows.left > 0).astype(jnp.int32)
+        logits, cache = forward(params, rows.cache, rows.token[:, None], active, last)
         return _pick(dataclasses.replace(rows, cache=cache), logits, sampling, stops)
 
     rows = dataclasses.replace(rows, left=jnp.where(keep, rows.left, 0))

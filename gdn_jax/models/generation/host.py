@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax.models.cache import ModelCache
-from gdn_jax.models.forward import Call
 from gdn_jax.models.generation import device
 from gdn_jax.models.generation.sampling import Sampling
 from gdn_jax.models.generation.stopping import StopStrings
 from gdn_jax.models.generation.tokenizer import Tokenizer
 from gdn_jax.models.params import ModelParams
+from gdn_jax.models.route import Call
 
 STEPS = 8
 """Tokens of a row between two looks of the host."""

@@ -10,9 +10,10 @@ import numpy as np
 
 from gdn_jax.errors import TextError
 from gdn_jax.models.cache import ModelCache
-from gdn_jax.models.forward import Call, prefill_blocks
+from gdn_jax.models.forward import forward_by_block
 from gdn_jax.models.generation.device import padded, reach_of
 from gdn_jax.models.model import Model
+from gdn_jax.models.route import Call
 from gdn_jax.types import Array
 
 CHUNK = 256
@@ -84,7 +85,7 @@ def measure(
             targets, _ = padded([ids[start + 1 : end]], at - start, chunk)
             reach, fresh = reach_of(at - start + chunk, size), at == start
             call = Call(model.cfg, model.route, reach=reach, fresh=fresh)
-            logits, cache = prefill_blocks(model.params, cache, piece, count, call)
+            logits, cache = forward_by_block(model.params, cache, piece, count, call)
             found = np.asarray(_losses(logits, targets), np.float64)
             loss += found[0, max(0, first - at - 1) : stop - at].sum()
             done += stop - at

@@ -13,11 +13,11 @@ import numpy as np
 
 from gdn_jax._core.checks import check_finite
 from gdn_jax.errors import CheckpointError, QuantizationError
+from gdn_jax.models import kernels
 from gdn_jax.quant.kernel_layout import Q4Kernel
 from gdn_jax.quant.q4array import GROUP, WORDS, Q4Array
 from gdn_jax.quant.quantize import quantized_rows
 from gdn_jax.types import Array
-from pallas_kernels import q4_layout
 
 PIECE = 2**20
 """Numbers that a thread reads and converts at once."""
@@ -55,7 +55,7 @@ def to_device(
         CheckpointError: a value that is not finite.
         QuantizationError: a scale beyond float16.
     """
-    if held == "q4" and kernel and q4_layout.unavailable_reason(*shape) is None:
+    if held == "q4" and kernel and kernels.has_layout(shape):
         out, put = _laid_out(stored, shape)
     elif held == "q4":
         out, put = _exchanged(stored, shape)
@@ -70,8 +70,8 @@ def to_device(
 
 def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     rows = max(1, PIECE // math.prod(shape[1:]))
-    if shape[0] % q4_layout.TILE == 0:
-        rows = -(-rows // q4_layout.TILE) * q4_layout.TILE
+    if shape[0] % kernels.TILE == 0:
+        rows = -(-rows // kernels.TILE) * kernels.TILE
     for first in range(0, shape[0], rows):
         yield first, min(first + rows, shape[0])
 
@@ -98,12 +98,12 @@ def _exchanged(stored: Stored, shape: tuple[int, ...]) -> tuple[Any, Put]:
 
 
 def _laid_out(stored: Stored, shape: tuple[int, ...]) -> tuple[Any, Put]:
-    tiles = [n // q4_layout.TILE for n in shape]
-    blocks = np.empty((*tiles, *q4_layout.BLOCK), np.int32)
+    tiles = [n // kernels.TILE for n in shape]
+    blocks = np.empty((*tiles, *kernels.BLOCK), np.int32)
 
     def put(a: int, b: int) -> None:
-        part = blocks[a // q4_layout.TILE : b // q4_layout.TILE]
-        q4_layout.pack_into(part, *_int4(stored, a, b))
+        part = blocks[a // kernels.TILE : b // kernels.TILE]
+        kernels.fill_blocks(part, *_int4(stored, a, b))
 
     return Q4Kernel(blocks), put  # pyright: ignore[reportArgumentType]
 

@@ -1,7 +1,7 @@
 """A model as verify runs it: pieces of tokens, ragged rows, and single layers on given inputs."""
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gdn_jax.models import forward as _model
+from gdn_jax.layer.params import GDNParams
+from gdn_jax.models.blocks import embed, full_block, head, linear_block
 from gdn_jax.models.cache import ModelCache
-from gdn_jax.models.forward import prefill_blocks
+from gdn_jax.models.forward import compiled, forward_by_block
 from gdn_jax.models.generation.device import padded
 from gdn_jax.models.model import Model
 from gdn_jax.models.params import ModelParams
+from gdn_jax.models.residual import whole
+from gdn_jax.models.route import Call
 from gdn_jax.report.metrics import distance
 from gdn_jax.report.record import Row
 
@@ -60,10 +63,9 @@ class ModelRun:
         """The logits of every row's next tokens."""
         step = max(map(len, rows)) == 1
         tokens, lengths = padded(rows, 0, 1 if step else WIDTH)
-        call = _model.Call(self.model.cfg, self.model.route)
+        call = Call(self.model.cfg, self.model.route)
         given = None if step else lengths
-        y, cache = prefill_blocks(self.model.params, cache, tokens, given, call)
-        assert y is not None
+        y, cache = forward_by_block(self.model.params, cache, tokens, given, call)
         return [np.asarray(y[b, : len(ids)]) for b, ids in enumerate(rows)], cache
 
     def generate(
@@ -98,30 +100,25 @@ class ModelRun:
 
     def _parts(self, ids: np.ndarray, hidden: np.ndarray) -> list[np.ndarray]:
         """The embedding, what each layer makes of its ``hidden``, and logits of the last one."""
-        found: list[np.ndarray] = []
-        parts, T = _model._compiled(True), len(ids)
+        params, cache, run, T = self.model.params, self._cache(1), compiled(True), len(ids)
+        call = Call(self.model.cfg, self.model.route)
+        tokens, lengths = padded([ids], 0, WIDTH)
+        states, kv, found = cache.states, zip(cache.k, cache.v, strict=True), []
+        linear = itertools.count()
 
         def given(i: int) -> jax.Array:
             return jnp.asarray(np.pad(hidden[i], ((0, WIDTH - T), (0, 0)))[None])
 
-        def keep(x: jax.Array) -> jax.Array:
-            found.append(np.asarray(x[0, :T]))
-            return x
-
-        def layer(part: Any, carried: Any, _: jax.Array, *rest: Any) -> tuple[Any, jax.Array]:
-            carried, y = part(carried, given(len(found) - 1), *rest)
-            return carried, keep(y)
-
-        own = _model._Parts(
-            embed=lambda *args: keep(parts.embed(*args)),
-            linear=functools.partial(layer, parts.linear),
-            full=functools.partial(layer, parts.full),
-            head=lambda norm, weight, _, *rest: keep(parts.head(norm, weight, given(-1), *rest)),
-        )
-        call = _model.Call(self.model.cfg, self.model.route)
-        tokens, lengths = padded([ids], 0, WIDTH)
-        _model._through(own, self.model.params, self._cache(1), tokens, lengths, call)
-        return found
+        found.append(run(embed)(params.embedding, tokens))
+        for i, block in enumerate(params.blocks):
+            if isinstance(block.mixer, GDNParams):
+                states, y = run(linear_block)(states, given(i), block, next(linear), lengths, call)
+            else:
+                _, y = run(full_block)(next(kv), given(i), block, cache.length, lengths, call)
+            found.append(whole(y))
+        weight = params.embedding if params.head is None else params.head
+        found.append(run(head)(params.norm, weight, given(-1), lengths, call))
+        return [np.asarray(x[0, :T]) for x in found]
 
 
 def verdict(rows: list[Row]) -> tuple[float, float, str]:
