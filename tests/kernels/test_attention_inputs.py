@@ -56,6 +56,7 @@ def test_heads_agree_with_float64_and_go_where_they_belong(A: int, half: int) ->
         assert_same_bits(found, wanted)
 
 
+@pytest.mark.slow
 def test_narrow_caches_round_once_and_rows_are_alone() -> None:
     drawn = draw(128, 32, 3)
     wide, narrow = run(drawn, (1, 2, 3)), run(drawn, (1, 2, 3), jnp.bfloat16)

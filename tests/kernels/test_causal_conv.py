@@ -37,6 +37,7 @@ def test_agrees_with_float64_for_any_length(T: int, W: int) -> None:
     assert_same_bits(new, ext[:, T:].astype(np.float32))
 
 
+@pytest.mark.slow
 def test_the_operator_runs_it_with_the_gradients_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     operands = draw(3, 4)
 

@@ -86,6 +86,7 @@ HARD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_sequences_do_not_see_each_other(interpreted: None, dtype: str) -> None:
     """Drawn ones, among them an empty one, and hard ones: one program for all."""
@@ -110,6 +111,7 @@ def test_packed_sequences_do_not_see_each_other(interpreted: None, dtype: str) -
         assert_close(after[i], wanted_S[0], limit, f"S, {case}")
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_xla(interpreted: None) -> None:
     drawn, S = draw(20), states(64, 64)
 
@@ -122,6 +124,7 @@ def test_derivatives_are_those_of_xla(interpreted: None) -> None:
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), found, wanted)
 
 
+@pytest.mark.slow
 def test_under_vmap_it_runs_one_after_another(interpreted: None) -> None:
     drawn = draw(20, B=2, dtype="bfloat16")
     each = jax.vmap(lambda drawn: rule(**{n: x[None] for n, x in drawn.items()}))(drawn)
@@ -129,6 +132,7 @@ def test_under_vmap_it_runs_one_after_another(interpreted: None) -> None:
         assert_same_bits(found[:, 0], wanted)
 
 
+@pytest.mark.slow
 def test_prefill_of_a_layer(interpreted: None) -> None:
     cfg = gdn.GDNConfig(64, HK, HV, 64, 64)
     params = gdn.init_params(jax.random.key(0), cfg)

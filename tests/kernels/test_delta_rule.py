@@ -75,6 +75,7 @@ def test_every_tile_agrees_with_float64(tile: int) -> None:
     check(dataclasses.replace(BASE, K=64, V=128), tile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", range(1, BASE.T))
 def test_split_anywhere_and_continue(cut: int) -> None:
     *tokens, scale, S = draw(BASE)
@@ -178,6 +179,7 @@ def test_the_operator_runs_it(monkeypatch: pytest.MonkeyPatch, dtype, live: bool
         assert_close(S, ref_S, MAX_REL["float32"])
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     *tokens, _, S = map(jnp.asarray, draw(BASE))
 
@@ -192,6 +194,7 @@ def test_gradients_are_those_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same_bits(gradients("pallas"), gradients("xla"))
 
 
+@pytest.mark.slow
 def test_vmap_is_more_rows_of_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     *tokens, _, S = map(jnp.asarray, draw(BASE))
     q, k, v, g = (jnp.stack([x, x[::-1], -x]) for x in tokens[:4])

@@ -60,6 +60,7 @@ def test_a_row_is_divided_evenly(pieces: int) -> None:
     assert tuning.norm_ctas(pieces) in (1, 2, 4, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("splits", "B", "D"), [(34, 1, 1024), (12, 8, 5120)])
 def test_the_kernel_lowers_for_cuda(splits: int, B: int, D: int) -> None:
     def like(*shape: int) -> Any:

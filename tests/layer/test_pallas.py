@@ -73,10 +73,12 @@ def test_one_token_agrees_with_float64_in_every_operator(interpreted: None) -> N
             assert_close(found.conv_hist[row], ref["HIST"][0], 1e-6)
 
 
+@pytest.mark.slow
 def test_slots_idle_rows_and_nan_elsewhere(interpreted: None) -> None:
     assert gpu_small.worst_of_layer(CFG, 3, "float32") <= gpu_small.LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_weights_are_read_as_they_are(interpreted: None, dtype: Any) -> None:
     params, state, xs = weights(SMALL), live_state(SMALL, 1), inputs(SMALL, 1, 2)
@@ -87,6 +89,7 @@ def test_half_weights_are_read_as_they_are(interpreted: None, dtype: Any) -> Non
     assert_close(ys, ref, 3e-6)
 
 
+@pytest.mark.slow
 def test_a_bank_steps_one_layer_in_place_and_leaves_the_others(interpreted: None) -> None:
     params, xs = weights(SMALL), inputs(SMALL, 2, 2)
     bank = gdn.LayerBank(SMALL, 3).preload(1, params)
@@ -106,6 +109,7 @@ def test_a_bank_steps_one_layer_in_place_and_leaves_the_others(interpreted: None
             assert_same_bits(getattr(after, name)[others], getattr(state, name)[others])
 
 
+@pytest.mark.slow
 def test_slots_of_a_pool_on_the_kernels(interpreted: None) -> None:
     bank, xs = gdn.LayerBank(SMALL, 2).preload(1, weights(SMALL)), inputs(SMALL, 3, 2)
     pool, slots = gdn.StatePool.create(SMALL, 2, 5).alloc(4)
@@ -149,6 +153,7 @@ def test_a_row_without_a_slot_to_read_or_to_write_is_idle(
         assert_same_bits(getattr(after, name), getattr(pool, name), name)
 
 
+@pytest.mark.slow
 def test_a_replayed_draft_has_the_bits_of_steps(interpreted: None) -> None:
     bank = gdn.LayerBank(SMALL, 1).preload(0, weights(SMALL))
     xs, accepted = inputs(SMALL, 2, 3), jnp.asarray([3, 1], jnp.int32)
@@ -177,6 +182,7 @@ def lowered(function: Any, *args: Any) -> str:
     return text.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "B"),
     [
