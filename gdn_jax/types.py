@@ -21,23 +21,7 @@ from jaxtyping import Float, Float32
 
 Tokens = Float[Array, "B T D"]
 Token = Float[Array, "B D"]
-Mixed = Float32[Array, "*B C"]
-KeyHeads = Float[Array, "*B HK K"]
-ValueHeads = Float[Array, "*B HV V"]
-PerValueHead = Float[Array, "*B HV"]
 Recurrent = Float32[Array, "*B HV K V"]
 History = Float32[Array, "*B W-1 C"]
-Matrix = Float[Array, "N M"]
 
-__all__ = [
-    "Array",
-    "History",
-    "KeyHeads",
-    "Matrix",
-    "Mixed",
-    "PerValueHead",
-    "Recurrent",
-    "Token",
-    "Tokens",
-    "ValueHeads",
-]
+__all__ = ["Array", "History", "Recurrent", "Token", "Tokens"]

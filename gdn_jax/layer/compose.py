@@ -173,29 +173,35 @@ def prefill_tokens(
     backend: str,
 ) -> tuple[Tokens, GDNState]:
     """:func:`prefill`, unchecked."""
-    valid, dtype, xs = None, xs.dtype, steps.cast(xs, jnp.float32)
-    if precision == "bfloat16":
-        large = {name: Rounded(getattr(params, name)) for name in LARGE}
-        params = dataclasses.replace(params, **large)
-    if lengths is not None:
-        valid = jnp.arange(xs.shape[1])[None] < jnp.asarray(lengths)[:, None]
-        xs = jnp.where(valid[..., None], xs, 0)
+    narrow, dtype, xs = precision == "bfloat16", xs.dtype, steps.cast(xs, jnp.float32)
+    keep = _counted(lengths, xs.shape[1])
+    params, xs = _rounded(params) if narrow else params, keep(xs)
     xc, z, _, _, beta, g = steps.input_projections(params, xs)
-    if valid is not None:
-        beta, g = (jnp.where(valid[..., None], x, 0) for x in (beta, g))
+    beta, g = keep(beta), keep(g)
     xcv, hist = steps.causal_conv_tokens(xc, state.conv_hist, params.conv_weight, lengths)
     q, k, v = steps.split_heads(xcv, cfg)
     q, k = steps.normalise_qk(q, k)
-    if precision == "bfloat16":
+    if narrow:
         q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
     one = jnp.float32(1)
     on, S = chunk_rule(q, k, v, g, beta, one, state.S, chunk_size=chunk_size, backend=backend)
-    on = on.astype(jnp.float32)
-    onn = steps.gated_rms_norm(on, z, params.norm_weight, cfg.norm_eps)
+    onn = steps.gated_rms_norm(on.astype(jnp.float32), z, params.norm_weight, cfg.norm_eps)
     ys = steps.output_projection(onn, params.out_proj)
-    if valid is not None:
-        ys = jnp.where(valid[..., None], ys, 0)
-    return steps.cast(ys, dtype), GDNState(S, hist)
+    return steps.cast(keep(ys), dtype), GDNState(S, hist)
+
+
+def _counted(lengths: Array | None, T: int) -> Callable[[Array], Array]:
+    """What puts zeros behind the tokens of [B, T, ..] that count; all do where None."""
+    if lengths is None:
+        return lambda x: x
+    counts = jnp.arange(T)[None] < jnp.asarray(lengths)[:, None]
+    return lambda x: jnp.where(counts[..., None], x, 0)
+
+
+def _rounded(params: GDNParams) -> GDNParams:
+    """The large projections as products of bfloat16."""
+    large = {name: Rounded(getattr(params, name)) for name in LARGE}
+    return dataclasses.replace(params, **large)
 
 
 def scan_tokens(step: Step, state: GDNState, xs: Tokens) -> tuple[Tokens, GDNState]:
