@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gdn_jax._core.checks import check_config
+from gdn_jax._core.varying import varying_like
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
 from gdn_jax.layer.compose import check_tokens, decode_step, forward, scan_tokens
@@ -143,6 +144,7 @@ class LayerBank:
         params = self._params(where, layer)
         check_state(where, state, self.cfg, layers=self.num_layers)
         check_tokens(where, xs, self.cfg, state.S.shape[1], many=True)
+        state = varying_like(state, params, xs)
         if backend_for("decode", params, self.cfg, backend) == "pallas":
             kernels = KernelLayer(params, self.cfg)
             return scan_tokens(lambda state, x: kernels.step(state, layer, x), state, xs)
@@ -156,9 +158,8 @@ class LayerBank:
         """T tokens of one layer with a host round trip for each: xs, ys NumPy [B, T, D].
 
         Every token's input goes to the device and its output comes back before the next one
-        starts; weights and state stay on the device. Host-facing: the step is jitted here, and the
-        layer's part of the state is copied once, so that the step may update it in place.
-        Errors as :meth:`step`.
+        starts; weights and state stay on the device. Host-facing: the step is jitted here and
+        updates a copy of the layer's part of the state in place. Errors as :meth:`step`.
         """
         where = "LayerBank.decode_host"
         params = self._params(where, layer)

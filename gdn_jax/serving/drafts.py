@@ -24,6 +24,7 @@ from jax import lax
 from jax.core import Tracer
 
 from gdn_jax._core.checks import check_array
+from gdn_jax._core.varying import varying_like
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError, UnknownNameError
 from gdn_jax.layer import steps
@@ -174,7 +175,8 @@ def _replayed(record: DraftRecord, start: Array, node: Array) -> Array:
         _, new = rule(q, k, v, g, beta, S)
         return jnp.where(taken[:, None, None, None], new, S), None
 
-    return lax.scan(token, start, (path.T, record.operands))[0]
+    operands = (path.T, record.operands)
+    return lax.scan(token, varying_like(start, operands), operands)[0]
 
 
 def on_path(parents: Array, node: Array) -> Array:
@@ -186,7 +188,8 @@ def on_path(parents: Array, node: Array) -> Array:
         return _parent(parents, at), path | (tokens[None] == at[:, None])
 
     start = jnp.zeros(parents.shape, bool)
-    return lax.fori_loop(0, parents.shape[1], up, (node, start))[1]
+    start = varying_like((node, start), parents)
+    return lax.fori_loop(0, parents.shape[1], up, start)[1]
 
 
 def _history(record: DraftRecord, hist: Array, node: Array) -> Array:

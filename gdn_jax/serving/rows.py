@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from gdn_jax._core.checks import check_array
+from gdn_jax._core.varying import varying_like
 from gdn_jax.config import GDNConfig
 from gdn_jax.errors import ShapeError
 from gdn_jax.layer.compose import forward, kernel_step
@@ -61,7 +62,7 @@ def draft_rows(
             return forward(params, rows, x, cfg)
         return kernel_step(kernels, rows, x, trace=True)
 
-    rows = read_rows(states, layer, slots)
+    rows = varying_like(read_rows(states, layer, slots), params, xs, plan)
     plan = dataclasses.replace(plan, lengths=jnp.where(slots >= 0, plan.lengths, 0))
     return draft(step, rows, xs, plan, cfg, backend)
 
