@@ -21,12 +21,12 @@ from gdn_jax.models.generation.sampling import Sampling
 from gdn_jax.models.generation.tokenizer import Tokenizer
 from gdn_jax.models.kernels import lay_out
 from gdn_jax.models.loading.load import Progress, config_of, load_params
-from gdn_jax.models.loading.out_of_memory import explained
+from gdn_jax.models.loading.memory import explained
 from gdn_jax.models.params import ModelParams
 from gdn_jax.models.route import Call, Route, weights_of
 from gdn_jax.types import Array
 
-ROOM = 256
+ROOM_UNIT = 256
 """A cache has room for a multiple of it, unless told otherwise: few sizes to compile for."""
 
 
@@ -143,7 +143,7 @@ class Model:
         rows = [self._encoded(where, f"prompt {i}", p) for i, p in enumerate(prompts)]
         if stop_tokens is None:
             stop_tokens = self.tokenizer.stop_tokens if self.tokenizer else ()
-        room = -(-(max(map(len, rows)) + max_new_tokens) // ROOM) * ROOM
+        room = -(-(max(map(len, rows)) + max_new_tokens) // ROOM_UNIT) * ROOM_UNIT
         if context is not None:
             room = context
             for i, row in enumerate(rows):

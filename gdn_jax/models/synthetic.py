@@ -12,7 +12,7 @@ from jax import lax
 from gdn_jax._core.backend import select_backend
 from gdn_jax.models import kernels
 from gdn_jax.models.config import ModelConfig
-from gdn_jax.models.loading.weights import Weight, assemble, check_weights, weight_table
+from gdn_jax.models.loading.weights import WeightSpec, assemble, check_weights, weight_table
 from gdn_jax.models.params import ModelParams
 from gdn_jax.quant.kernel_layout import Q4Kernel
 from gdn_jax.quant.q4array import GROUP, Q4Array
@@ -77,7 +77,7 @@ def _small(field: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("weight", "held", "kernel"))
-def _matrix(seed: Array, weight: Weight, held: str, kernel: bool) -> Array | Q4Array | Q4Kernel:
+def _matrix(seed: Array, weight: WeightSpec, held: str, kernel: bool) -> Array | Q4Array | Q4Kernel:
     N, K = weight.shape
     std = 1.0 if weight.role == "embedding" else K**-0.5
     if held != "q4":

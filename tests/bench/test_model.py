@@ -23,7 +23,7 @@ from gdn_jax.config import FULL, LINEAR
 from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import MODEL_PRESETS
 from gdn_jax.models.generation import device
-from gdn_jax.models.generation.host import STEPS
+from gdn_jax.models.generation.host import LOOK
 from gdn_jax.models.synthetic import model_params_like
 from tests.bench.test_suites import run
 
@@ -216,7 +216,7 @@ def test_rows_are_batches_then_positions_then_a_prompt(monkeypatch: pytest.Monke
     assert [row.id for row in found] == [f"bench.model_{id_}" for id_ in ids]
     assert [row.tokens for row in found[:4]] == [8, 1, 1, 512]
     assert [row.matrix for row in found[:4]] == [False, False, False, True]
-    assert {row.links for row in found if not row.matrix} == {STEPS}
+    assert {row.links for row in found if not row.matrix} == {LOOK}
     monkeypatch.setattr(model, "on_gpu", lambda: True)
     found = [*model.rows(B27, [8, 1], ["xla", "pallas"], sizes)]
     assert [row.backend for row in found] == ["pallas"] * 4

@@ -98,7 +98,7 @@ def test_a_prompt_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch) -> None
     lengths = [len(row) for row in rows_of_three()]
     assert device.pieces_of(lengths, 128) == [(0, 128)]
     y, whole = prefilled()
-    monkeypatch.setattr(device, "PIECE", 64)
+    monkeypatch.setattr(device, "PROMPT_PIECE", 64)
     assert device.pieces_of(lengths, 128) == [(0, 64), (64, 64)]
     z, pieces = prefilled()
     assert_close(z, y, LIMIT)
@@ -127,8 +127,8 @@ def test_pieces_hold_every_token_once() -> None:
             at += width
         assert max(lengths) <= at
         widest = max(width for _, width in device.pieces_of(lengths, room))
-        assert widest <= device.PIECE // (1 + (room > device.LARGE))
-        assert len(lengths) * widest <= max(device.PIECES, 16 * len(lengths))
+        assert widest <= device.PROMPT_PIECE // (1 + (room > device.LARGE_ROOM))
+        assert len(lengths) * widest <= max(device.PROMPT_PIECES, 16 * len(lengths))
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_every_weight_of_every_source(tmp_path: Path, weights: str, source: str)
 def test_pieces_of_rows_shards_and_what_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
 ) -> None:
-    monkeypatch.setattr(stored, "PIECE", 7 * 32)
+    monkeypatch.setattr(stored, "NUMBERS_AT_ONCE", 7 * 32)
     tensors = tiny_tensors()
     skipped = ["model.visual.blocks.0.w", "model.visual.pos", "mtp.fc.weight"]
     prefixed = {
@@ -191,7 +191,7 @@ def test_settings_of_public_configurations_are_known(tmp_path: Path) -> None:
 def test_a_number_that_is_not_finite_is_found_in_any_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "PIECE", 64)
+    monkeypatch.setattr(stored, "NUMBERS_AT_ONCE", 64)
     tensors = tiny_tensors()
     tensors["lm_head.weight"][77, 3] = np.inf
     write_model(tmp_path, tensors)
@@ -239,7 +239,7 @@ def test_the_host_holds_one_tensor_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
 ) -> None:
     """Arrays of this device are host memory too, so the model itself is taken off the peak."""
-    monkeypatch.setattr(stored, "PIECE", 2**14)
+    monkeypatch.setattr(stored, "NUMBERS_AT_ONCE", 2**14)
     monkeypatch.setattr(stored, "THREADS", 4)
     tensors = tiny_tensors()
     F = 2**14

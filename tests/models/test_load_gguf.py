@@ -52,11 +52,11 @@ def assert_alike(found: Any, wanted: Any) -> None:
         assert_same_bits(y, x, name)
 
 
-@pytest.mark.parametrize("piece", [stored.PIECE, 7 * 32])
+@pytest.mark.parametrize("piece", [stored.NUMBERS_AT_ONCE, 7 * 32])
 def test_a_converted_model_is_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(stored, "PIECE", piece)
+    monkeypatch.setattr(stored, "NUMBERS_AT_ONCE", piece)
     path = tmp_path / "f.gguf"
     cases = [(tmp_path / "wide", *wide(tmp_path)), (TINY, tiny_tensors(), CFG)]
     for folder, tensors, cfg in cases:
@@ -67,12 +67,12 @@ def test_a_converted_model_is_the_model(
             assert_alike(found, load_params(folder, cfg, weights=weights))
 
 
-@pytest.mark.parametrize("piece", [stored.PIECE, 50 * 64])
+@pytest.mark.parametrize("piece", [stored.NUMBERS_AT_ONCE, 50 * 64])
 @pytest.mark.parametrize("weights", ["q4", "bf16", "f32"])
 def test_blocks_are_kept_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, piece: int
 ) -> None:
-    monkeypatch.setattr(stored, "PIECE", piece)
+    monkeypatch.setattr(stored, "NUMBERS_AT_ONCE", piece)
     tensors, cfg = wide(tmp_path)
     theirs = gguf_tensors(tensors, cfg)
     raw = {

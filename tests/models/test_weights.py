@@ -95,7 +95,7 @@ def test_a_load_lays_out_on_the_way(wide: Path, monkeypatch: pytest.MonkeyPatch)
     """On the host, in several pieces, what to_kernel makes on the device."""
     cfg = config_of(wide)
     wanted = lay_out(load_params(wide, cfg, weights="q4"))
-    monkeypatch.setattr(stored, "PIECE", 64 * cfg.hidden_size)
+    monkeypatch.setattr(stored, "NUMBERS_AT_ONCE", 64 * cfg.hidden_size)
     found = load_params(wide, cfg, weights="q4", kernel=True)
     assert isinstance(found.blocks[0].gate_proj, gdn.Q4Kernel)
     assert len(found.blocks[0].gate_proj.blocks) > 1

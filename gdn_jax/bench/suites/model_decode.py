@@ -18,7 +18,7 @@ from gdn_jax.models.cache import ModelCache
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.forward import forward_by_block
 from gdn_jax.models.generation import device
-from gdn_jax.models.generation.host import STEPS
+from gdn_jax.models.generation.host import LOOK
 from gdn_jax.models.generation.sampling import Sampling
 from gdn_jax.models.route import Call
 
@@ -39,7 +39,7 @@ def workload(cfg: ModelConfig, backend: str, batch: int, position: int) -> Workl
         batch,
         work.decode_bytes(cfg, batch, position),
         work.decode_flops(cfg, batch, position),
-        STEPS,
+        LOOK,
         functools.partial(_make, cfg, backend, batch, position),
         LIMIT,
         "nats",
@@ -49,15 +49,15 @@ def workload(cfg: ModelConfig, backend: str, batch: int, position: int) -> Workl
 
 def _make(cfg: ModelConfig, backend: str, batch: int, position: int) -> Prepared:
     model = work.made(cfg, backend)
-    room = work.room_for(position + STEPS)
-    reach = device.step_reach(model.route, batch, position + STEPS, room)
+    room = work.room_for(position + LOOK)
+    reach = device.step_reach(model.route, batch, position + LOOK, room)
     call = Call(cfg, model.route, reach=reach)
     keep, stops, sampling = jnp.ones(batch, bool), jnp.full(4, -1, jnp.int32), Sampling.of()
     start = jnp.full(batch, position, jnp.int32)
     distinct = 1 if batch == 1 else DISTINCT
 
     def run(rows: device.Rows) -> tuple[device.Rows, device.Chosen]:
-        return device.decode(model.params, rows, keep, sampling, stops, call, STEPS)
+        return device.decode(model.params, rows, keep, sampling, stops, call, LOOK)
 
     def again(rows: device.Rows) -> device.Rows:
         """From the same position, whose array is donated each time."""
@@ -69,7 +69,7 @@ def _make(cfg: ModelConfig, backend: str, batch: int, position: int) -> Prepared
         lambda: error(chosen, exact(cfg, backend, distinct, position)),
         again,
         rows,
-        f"{STEPS} tokens of every row and their log-probabilities to float32 on xla",
+        f"{LOOK} tokens of every row and their log-probabilities to float32 on xla",
     )
 
 
@@ -79,7 +79,7 @@ def drawn(cfg: ModelConfig, distinct: int, batch: int, position: int) -> device.
     Places from the position on are drawn as well, since no token may see them.
     """
     like = jax.eval_shape(
-        lambda: ModelCache.zeros(cfg, distinct, work.room_for(position + STEPS), jnp.bfloat16)
+        lambda: ModelCache.zeros(cfg, distinct, work.room_for(position + LOOK), jnp.bfloat16)
     )
     rows = np.arange(batch) % distinct
     keys = (jax.random.key(seed, impl="rbg") for seed in itertools.count())
@@ -99,14 +99,14 @@ def _normal(key: jax.Array, size: float, like: jax.ShapeDtypeStruct) -> jax.Arra
 
 @functools.lru_cache(maxsize=1)
 def exact(cfg: ModelConfig, backend: str, distinct: int, position: int) -> jax.Array:
-    """Log-probabilities [STEPS, distinct, vocab], each step behind the likeliest of the last.
+    """Log-probabilities [LOOK, distinct, vocab], each step behind the likeliest of the last.
 
     On XLA in float32, with attention to the same bfloat16 keys, block by block.
     """
     params = work.made(cfg, backend).params
     rows = drawn(cfg, distinct, distinct, position)
     cache, token, found = rows.cache, rows.token, []
-    for _ in range(STEPS):
+    for _ in range(LOOK):
         call = Call(cfg, logits="last")
         y, cache = forward_by_block(params, cache, token[:, None], None, call, tuned=False)
         found.append(jax.nn.log_softmax(y))

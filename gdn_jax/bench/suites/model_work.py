@@ -10,7 +10,7 @@ from gdn_jax._core.backend import select_backend
 from gdn_jax.bench.suites import chunk
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.loading.weights import weight_table
-from gdn_jax.models.model import ROOM, Model
+from gdn_jax.models.model import ROOM_UNIT, Model
 from gdn_jax.models.params import AttentionParams, BlockParams
 from gdn_jax.models.synthetic import model_params_like
 
@@ -49,7 +49,7 @@ def shape(cfg: ModelConfig) -> str:
 
 def room_for(tokens: int) -> int:
     """Of a cache, as :meth:`gdn_jax.models.Model.generate` makes it."""
-    return -(-tokens // ROOM) * ROOM
+    return -(-tokens // ROOM_UNIT) * ROOM_UNIT
 
 
 def weight_bytes(cfg: ModelConfig) -> int:

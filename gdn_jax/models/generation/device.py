@@ -17,11 +17,11 @@ from gdn_jax.models.params import ModelParams
 from gdn_jax.models.route import Call, Route
 from gdn_jax.types import Array
 
-PIECE = 2048
+PROMPT_PIECE = 2048
 """Most tokens of a prompt that run at once."""
-LARGE = 8 * PIECE
+LARGE_ROOM = 8 * PROMPT_PIECE
 """Room of a cache above which pieces are half as long: it leaves less memory, and masks grow."""
-PIECES = 2 * PIECE
+PROMPT_PIECES = 2 * PROMPT_PIECE
 """Most tokens of all prompts together that run at once, unless rows are more than that."""
 SMALLEST = 16, 256
 """Smallest numbers of tokens, and of places in the cache, that programs are compiled for."""
@@ -75,10 +75,10 @@ def pieces_of(lengths: Sequence[int], room: int) -> list[tuple[int, int]]:
 
     ``room`` is that of the cache they go into.
     """
-    longest, share = max(lengths), PIECES // len(lengths)
-    most = min(PIECE, max(SMALLEST[0], 1 << max(share, 1).bit_length() - 1))
-    if room > LARGE:
-        most = min(most, PIECE // 2)
+    longest, share = max(lengths), PROMPT_PIECES // len(lengths)
+    most = min(PROMPT_PIECE, max(SMALLEST[0], 1 << max(share, 1).bit_length() - 1))
+    if room > LARGE_ROOM:
+        most = min(most, PROMPT_PIECE // 2)
     starts = range(0, longest, most)
     return [(start, min(most, bucket(longest - start, SMALLEST[0]))) for start in starts]
 

@@ -1,4 +1,17 @@
-"""Generation as the host sees it: it reads some tokens while the device makes the next ones."""
+"""Generation as the host runs it: it reads some tokens while the device computes the next ones.
+
+Each arrow down starts a loop of 8 tokens, each arrow up is a copy that the host waits for. After
+the first, a loop is started before the tokens of the one before it are read, so the device has work
+while the host decodes text, looks for stop strings and calls ``on_tokens``::
+
+    host      prefill  first           start 1  start 2  read 1, text  start 3  read 2, text ...
+                 |       |  ^             |        |        ^             |        ^
+                 v       v  |             v        v        |             v        |
+    device    [prompt pieces][token]     [  loop 1  ][  loop 2  ........][  loop 3  ..........
+
+So a row that stops by its text is known to stop one loop late; what the device chose beyond is
+dropped. A stop token ends a row on the device itself: see :mod:`gdn_jax.models.generation.device`.
+"""
 
 import dataclasses
 import time
@@ -17,7 +30,7 @@ from gdn_jax.models.generation.tokenizer import Tokenizer
 from gdn_jax.models.params import ModelParams
 from gdn_jax.models.route import Call
 
-STEPS = 8
+LOOK = 8
 """Tokens of a row between two looks of the host."""
 OnTokens = Callable[[int, list[int]], Any]
 
@@ -148,11 +161,11 @@ def _chosen(
     bound, most = max(map(len, prompts)), max(map(len, prompts)) + request.max_new_tokens
     while any(row.finish is None for row in rows):
         if bound < most - 1:
-            bound += STEPS
+            bound += LOOK
             reach = device.step_reach(call.route, B, min(bound, most), request.room)
             how = call._replace(reach=reach)
             keep = jnp.asarray([row.finish is None for row in rows])
-            state, chosen = device.decode(params, state, keep, request.sampling, stops, how, STEPS)
+            state, chosen = device.decode(params, state, keep, request.sampling, stops, how, LOOK)
             for x in chosen:
                 x.copy_to_host_async()
             waiting.append(chosen)

@@ -36,7 +36,7 @@ from gdn_jax.checkpoints.gguf_reader import GGUFFile, Type, q4_words
 from gdn_jax.errors import CheckpointError, ConfigError
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.loading.stored import Stored
-from gdn_jax.models.loading.weights import Weight, refuse_faults, summary
+from gdn_jax.models.loading.weights import WeightSpec, refuse_faults, summary
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _NAMES = {
@@ -75,7 +75,7 @@ class GGUFModel:
         file = GGUFFile.of(meta)
         return cls(_config(meta, file), file)
 
-    def find(self, table: Mapping[str, Weight]) -> tuple[dict[str, Stored], str]:
+    def find(self, table: Mapping[str, WeightSpec]) -> tuple[dict[str, Stored], str]:
         """Every weight of the table by name, and a line on what there is and what is skipped.
 
         Where the head is an embedding in Q4_0, ``head`` is among them, with that tensor's blocks.
@@ -111,11 +111,11 @@ class GGUFModel:
         stored = {name: self._stored(name, table[name], place) for name, place in places.items()}
         line = summary(self.file.path, stored, {"multi-token prediction": len(skipped)})
         if self.cfg.tied and tensors[_EMBEDDING].tensor_type == Type.Q4_0:
-            head = Weight(table["embedding"].shape, "projection")
+            head = WeightSpec(table["embedding"].shape, "projection")
             stored["head"] = self._stored("head", head, places["embedding"])
         return stored, line
 
-    def _place(self, name: str, weight: Weight) -> Place:
+    def _place(self, name: str, weight: WeightSpec) -> Place:
         rows = np.arange(weight.shape[0])
         if not name.startswith("blocks."):
             named = {"embedding": _EMBEDDING, "head": _HEAD, "norm": "output_norm.weight"}
@@ -130,7 +130,7 @@ class GGUFModel:
         block = re.match(r"blk\.(\d+)\.", name, re.ASCII)
         return block is not None and int(block[1]) >= len(self.cfg.layer_types)
 
-    def _stored(self, name: str, weight: Weight, place: Place) -> Stored:
+    def _stored(self, name: str, weight: WeightSpec, place: Place) -> Stored:
         tensor = self.file.tensors[place.tensor]
 
         def rows(a: int, b: int) -> np.ndarray:

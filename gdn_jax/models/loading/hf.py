@@ -16,7 +16,7 @@ from gdn_jax.config import LINEAR, read_hf
 from gdn_jax.errors import CheckpointError
 from gdn_jax.models.config import ModelConfig
 from gdn_jax.models.loading.stored import Stored
-from gdn_jax.models.loading.weights import Weight, refuse_faults, summary
+from gdn_jax.models.loading.weights import WeightSpec, refuse_faults, summary
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _PREFIXES = ("model.language_model.", "model.")
@@ -62,7 +62,7 @@ class HFModel:
             )
         return cls(path, cfg)
 
-    def find(self, table: Mapping[str, Weight]) -> tuple[dict[str, Stored], str]:
+    def find(self, table: Mapping[str, WeightSpec]) -> tuple[dict[str, Stored], str]:
         """Every weight of the table by name, and a line on what there is and what is skipped.
 
         Raises:
@@ -116,7 +116,7 @@ class HFModel:
         return next((why for start, why in _SKIPPED.items() if name.startswith(start)), None)
 
 
-def _stored_shape(name: str, weight: Weight) -> tuple[int, ...]:
+def _stored_shape(name: str, weight: WeightSpec) -> tuple[int, ...]:
     if name.endswith(".conv_weight"):
         return (weight.shape[0], 1, weight.shape[1])
     return weight.shape

@@ -12,7 +12,7 @@ from gdn_jax.models.loading.gguf import GGUFModel
 from gdn_jax.models.loading.hf import HFModel
 from gdn_jax.models.loading.memory import check_fits
 from gdn_jax.models.loading.stored import to_device
-from gdn_jax.models.loading.weights import Weight, assemble, check_weights, weight_table
+from gdn_jax.models.loading.weights import WeightSpec, assemble, check_weights, weight_table
 from gdn_jax.models.params import ModelParams
 
 Progress = Callable[[str, int, int], None]
@@ -49,7 +49,7 @@ def load_params(
     another, pieces of rows in threads, and each is on the device before the next is read. So the
     host holds one tensor in its new form and a few pieces of it in the old one.
 
-    Which tensors ``weights`` concerns: :meth:`gdn_jax.models.loading.weights.Weight.held`.
+    Which tensors ``weights`` concerns: :meth:`gdn_jax.models.loading.weights.WeightSpec.held`.
     Projections and a head of its own are float32, rounded to bfloat16, or quantised by
     :func:`gdn_jax.quantize_q4`. A head that is the embedding stays as wide as that: both are the
     same array, and the small
@@ -80,7 +80,7 @@ def load_params(
     table = weight_table(cfg)
     stored, line = dataclasses.replace(_opened(source), cfg=cfg).find(table)
     if weights != "f32" and "head" in stored:
-        table["head"] = Weight(table["embedding"].shape, "projection")
+        table["head"] = WeightSpec(table["embedding"].shape, "projection")
     held = {name: weight.held(weights) for name, weight in table.items()}
     held |= {name: "q4" for name in held if weights != "f32" and stored[name].int4}
     needed = sum(weight.nbytes(held[name]) for name, weight in table.items())

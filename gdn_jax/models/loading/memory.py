@@ -1,6 +1,8 @@
-"""Whether something fits the device's memory, asked before it is made."""
+"""Whether something fits the device's memory, and what to tell a person where it does not."""
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
 
 import jax
 
@@ -36,6 +38,34 @@ def check_fits(what: str, needed: int, advice: str) -> None:
             f"{what}: needed {_size(needed)} on the device, {device.device_kind} has "
             f"{_size(free)} free; try {advice}"
         )
+
+
+@contextlib.contextmanager
+def explained(
+    where: str, there: Mapping[str, int], new: Mapping[str, int], advice: str
+) -> Iterator[None]:
+    """Refuses what cannot fit, and turns an allocation that fails later into one line.
+
+    Args:
+        where: the call, for the message.
+        there: bytes that are on the device already, by what they are for.
+        new: bytes that will be.
+        advice: what to try.
+
+    Raises:
+        DeviceMemoryError: before anything runs, or instead of JAX's own error.
+    """
+    check_fits(f"{where}, {' and '.join(new)}", sum(new.values()), advice)
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        parts = " + ".join(f"{n / 1e9:.2f} GB of {what}" for what, n in {**there, **new}.items())
+        limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+        found = "" if limit is None else f", the device has {limit / 1e9:.2f} GB"
+        message = f"{where}: out of device memory: needed {parts} and room to compute"
+        raise DeviceMemoryError(f"{message}{found}; try {advice}") from error
 
 
 def _size(count: int) -> str:

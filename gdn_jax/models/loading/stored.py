@@ -19,8 +19,8 @@ from gdn_jax.quant.q4array import GROUP, WORDS, Q4Array
 from gdn_jax.quant.quantize import quantized_rows
 from gdn_jax.types import Array
 
-PIECE = 2**20
-"""Numbers that a thread reads and converts at once."""
+NUMBERS_AT_ONCE = 2**20
+"""Of a weight: what a thread reads and converts."""
 THREADS = min(16, os.cpu_count() or 1)
 
 Put = Callable[[int, int], None]
@@ -69,7 +69,7 @@ def to_device(
 
 
 def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    rows = max(1, PIECE // math.prod(shape[1:]))
+    rows = max(1, NUMBERS_AT_ONCE // math.prod(shape[1:]))
     if shape[0] % kernels.TILE == 0:
         rows = -(-rows // kernels.TILE) * kernels.TILE
     for first in range(0, shape[0], rows):

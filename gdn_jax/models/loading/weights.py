@@ -27,7 +27,7 @@ _MOST_NAMES = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Weight:
+class WeightSpec:
     """A tensor of a model. ``role`` is ``projection``, ``embedding`` or ``small``."""
 
     shape: tuple[int, ...]
@@ -61,35 +61,37 @@ def check_weights(where: str, weights: str) -> None:
         raise UnknownNameError(f"{where}: no weights {weights!r}; there are {known}")
 
 
-def weight_table(cfg: ModelConfig) -> dict[str, Weight]:
+def weight_table(cfg: ModelConfig) -> dict[str, WeightSpec]:
     """Every weight of a model, in the order of its forward pass; no ``head`` where it is tied."""
     D, rows = cfg.hidden_size, (cfg.vocab_size, cfg.hidden_size)
-    table = {"embedding": Weight(rows, "embedding")}
+    table = {"embedding": WeightSpec(rows, "embedding")}
     for i, kind in enumerate(cfg.layer_types):
         table |= {f"blocks.{i}.{name}": weight for name, weight in _block(cfg, kind).items()}
-    table["norm"] = Weight((D,), "small")
-    return table if cfg.tied else table | {"head": Weight(rows, "projection")}
+    table["norm"] = WeightSpec((D,), "small")
+    return table if cfg.tied else table | {"head": WeightSpec(rows, "projection")}
 
 
-def _block(cfg: ModelConfig, kind: str) -> dict[str, Weight]:
+def _block(cfg: ModelConfig, kind: str) -> dict[str, WeightSpec]:
     D, F = cfg.hidden_size, cfg.intermediate_size
     H, G, A = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
-    norm = Weight((D,), "small")
+    norm = WeightSpec((D,), "small")
     if kind == LINEAR:
         mixer = {
-            name: Weight(tuple(n for _, n in dims), "projection" if name in LARGE else "small")
+            name: WeightSpec(tuple(n for _, n in dims), "projection" if name in LARGE else "small")
             for name, dims in param_dims(cfg.gdn).items()
         }
     else:
         shapes = {"q_proj": (2 * H * A, D), "k_proj": (G * A, D), "v_proj": (G * A, D)}
-        mixer = {n: Weight(s, "projection") for n, s in (shapes | {"o_proj": (D, H * A)}).items()}
-        mixer |= {n: Weight((A,), "small") for n in ("q_norm", "k_norm")}
+        mixer = {
+            n: WeightSpec(s, "projection") for n, s in (shapes | {"o_proj": (D, H * A)}).items()
+        }
+        mixer |= {n: WeightSpec((A,), "small") for n in ("q_norm", "k_norm")}
     mlp = {"gate_proj": (F, D), "up_proj": (F, D), "down_proj": (D, F)}
     return {
         "input_norm": norm,
         **{f"mixer.{name}": weight for name, weight in mixer.items()},
         "mlp_norm": norm,
-        **{name: Weight(shape, "projection") for name, shape in mlp.items()},
+        **{name: WeightSpec(shape, "projection") for name, shape in mlp.items()},
     }
 
 
