@@ -21,6 +21,7 @@ from gdn_jax.layer.params import LARGE, GDNParams, check_params
 from gdn_jax.layer.state import GDNState, check_state
 from gdn_jax.layer.trace import Trace
 from gdn_jax.ops.chunk import chunk_rule
+from gdn_jax.ops.chunk_xla import CHUNK_SIZES
 from gdn_jax.quant.project import Rounded
 from gdn_jax.types import Array, Token, Tokens
 
@@ -153,6 +154,9 @@ def prefill(
     if precision not in PRECISIONS:
         legal = ", ".join(PRECISIONS)
         raise UnknownNameError(f"{op}: no precision {precision!r}; there are {legal}")
+    if chunk_size not in CHUNK_SIZES:
+        legal = ", ".join(map(str, CHUNK_SIZES))
+        raise ShapeError(f"{op}: chunk_size is {chunk_size!r}; needed one of {legal}")
     backend = select_backend(op, cfg, backend=backend, chunk=chunk_size)
     if lengths is not None:
         check_lengths(op, lengths, *xs.shape[:2])
