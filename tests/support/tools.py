@@ -37,9 +37,9 @@ EPS = 2.0**-24
 
 MAX_REL = {
     # n·EPS after n roundings in a row, in any order (Higham, Accuracy and Stability of Numerical
-    # Algorithms, 3.1), whatever vectors and threads a processor sums with. Four times and more what
-    # SSE4.2, AVX and AVX2 measure with one and with eight threads: roundings rarely all point one
-    # way. `pytest --margins FILE` says how near each distance comes.
+    # Algorithms, 3.1), whatever vectors and threads a processor sums with. Roundings rarely all
+    # point one way: what was measured with SSE4.2 and AVX is a fourth or less. How near each
+    # distance comes: `pytest --margins FILE`.
     #
     # A few products, their sum, and an exponential or a root.
     "elementwise": 16 * EPS,
