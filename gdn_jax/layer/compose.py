@@ -32,8 +32,8 @@ Step = Callable[[GDNState, Token], tuple[Token, GDNState, Any]]
 
 def forward(
     params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig
-) -> tuple[Token, GDNState, Trace]:
-    """The seven steps of one token, unchecked; y in the dtype of x."""
+) -> tuple[Token, GDNState, dict[str, Array]]:
+    """The seven steps of one token, unchecked: y in the dtype of x, and what a trace holds."""
     xc, z, b, a, beta, g = steps.input_projections(params, steps.cast(x, jnp.float32))
     xcv, hist = steps.causal_conv(xc, state.conv_hist, params.conv_weight)
     q, k, v = steps.split_heads(xcv, cfg)
@@ -41,11 +41,9 @@ def forward(
     on, S = steps.delta_rule(q, k, v, g, beta, state.S)
     onn = steps.gated_rms_norm(on, z, params.norm_weight, cfg.norm_eps)
     out = steps.output_projection(onn, params.out_proj)
-    trace = Trace(
-        dict(XC=xc, Z=z, B=b, A=a, BETA=beta, G=g, XCV=xcv)
-        | dict(Q=q, K=k, ON=on, ONN=onn, OUT=out, S=S, HIST=hist)
-    )
-    return steps.cast(out, x.dtype), GDNState(S, hist), trace
+    seen = dict(XC=xc, Z=z, B=b, A=a, BETA=beta, G=g, XCV=xcv)
+    seen |= dict(Q=q, K=k, ON=on, ONN=onn, OUT=out, S=S, HIST=hist)
+    return steps.cast(out, x.dtype), GDNState(S, hist), seen
 
 
 def decode_step(
@@ -89,7 +87,8 @@ def trace_step(
         y, state, trace = kernel_step(KernelLayer(params, cfg), state, x, trace=True)
         assert trace is not None
         return y, state, trace
-    return forward(params, state, x, cfg)
+    y, state, seen = forward(params, state, x, cfg)
+    return y, state, Trace(seen)
 
 
 def decode(
