@@ -1,4 +1,4 @@
-"""Dimensions and the array aliases built from them.
+"""The letters of every shape that a docstring or a comment names.
 
 ======  =====================================================  ============
 symbol  meaning                                                Qwen3.5-27B
@@ -17,11 +17,5 @@ The value head ``h`` reads the key head ``h // (HV // HK)``.
 """
 
 from jax import Array
-from jaxtyping import Float, Float32
 
-Tokens = Float[Array, "B T D"]
-Token = Float[Array, "B D"]
-Recurrent = Float32[Array, "*B HV K V"]
-History = Float32[Array, "*B W-1 C"]
-
-__all__ = ["Array", "History", "Recurrent", "Token", "Tokens"]
+__all__ = ["Array"]

@@ -23,16 +23,16 @@ from gdn_jax.layer.trace import Trace
 from gdn_jax.ops.chunk import chunk_rule
 from gdn_jax.ops.chunk_xla import CHUNK_SIZES
 from gdn_jax.quant.project import Rounded
-from gdn_jax.types import Array, Token, Tokens
+from gdn_jax.types import Array
 
 PRECISIONS = ("float32", "bfloat16")
-Step = Callable[[GDNState, Token], tuple[Token, GDNState, Any]]
+Step = Callable[[GDNState, Array], tuple[Array, GDNState, Any]]
 """One token: the output, the new state, and what was read back or None."""
 
 
 def forward(
-    params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig
-) -> tuple[Token, GDNState, dict[str, Array]]:
+    params: GDNParams, state: GDNState, x: Array, cfg: GDNConfig
+) -> tuple[Array, GDNState, dict[str, Array]]:
     """The seven steps of one token, unchecked: y in the dtype of x, and what a trace holds."""
     xc, z, b, a, beta, g = steps.input_projections(params, steps.cast(x, jnp.float32))
     xcv, hist = steps.causal_conv(xc, state.conv_hist, params.conv_weight)
@@ -47,8 +47,8 @@ def forward(
 
 
 def decode_step(
-    params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, *, backend: str | None = None
-) -> tuple[Token, GDNState]:
+    params: GDNParams, state: GDNState, x: Array, cfg: GDNConfig, *, backend: str | None = None
+) -> tuple[Array, GDNState]:
     """One token of one layer: x [B, D] -> y [B, D] in the dtype of x, and the new state.
 
     The seven steps of :mod:`gdn_jax.layer.steps`, in float32 throughout: x is widened first and y
@@ -76,8 +76,8 @@ def decode_step(
 
 
 def trace_step(
-    params: GDNParams, state: GDNState, x: Token, cfg: GDNConfig, *, backend: str | None = None
-) -> tuple[Token, GDNState, Trace]:
+    params: GDNParams, state: GDNState, x: Array, cfg: GDNConfig, *, backend: str | None = None
+) -> tuple[Array, GDNState, Trace]:
     """:func:`decode_step` with every operator's result; y and the state are bit-identical to it.
 
     The trace is float32 whatever the dtype of x: y is its OUT, rounded to that
@@ -92,8 +92,8 @@ def trace_step(
 
 
 def decode(
-    params: GDNParams, state: GDNState, xs: Tokens, cfg: GDNConfig, *, backend: str | None = None
-) -> tuple[Tokens, GDNState]:
+    params: GDNParams, state: GDNState, xs: Array, cfg: GDNConfig, *, backend: str | None = None
+) -> tuple[Array, GDNState]:
     """T tokens of one layer in one device run: xs [B, T, D] -> ys [B, T, D] and the new state.
 
     One ``lax.scan`` over tokens with the state carried on the device; equal to T calls of
@@ -115,14 +115,14 @@ def decode(
 def prefill(
     params: GDNParams,
     state: GDNState,
-    xs: Tokens,
+    xs: Array,
     cfg: GDNConfig,
     *,
     lengths: Array | None = None,
     chunk_size: int = 64,
     precision: str = "float32",
     backend: str | None = None,
-) -> tuple[Tokens, GDNState]:
+) -> tuple[Array, GDNState]:
     """T tokens of one layer as matrix products: xs [B, T, D] -> ys [B, T, D] and the new state.
 
     What :func:`decode` gives, up to the order of float32 sums, with every projection one product
@@ -167,14 +167,14 @@ def prefill(
 def prefill_tokens(
     params: GDNParams,
     state: GDNState,
-    xs: Tokens,
+    xs: Array,
     cfg: GDNConfig,
     lengths: Array | None,
     chunk_size: int = 64,
     *,
     precision: str,
     backend: str,
-) -> tuple[Tokens, GDNState]:
+) -> tuple[Array, GDNState]:
     """:func:`prefill`, unchecked."""
     narrow, dtype, xs = precision == "bfloat16", xs.dtype, steps.cast(xs, jnp.float32)
     keep = _counted(lengths, xs.shape[1])
@@ -207,10 +207,10 @@ def _rounded(params: GDNParams) -> GDNParams:
     return dataclasses.replace(params, **large)
 
 
-def scan_tokens(step: Step, state: GDNState, xs: Tokens) -> tuple[Tokens, GDNState]:
+def scan_tokens(step: Step, state: GDNState, xs: Array) -> tuple[Array, GDNState]:
     """``step`` for every token of xs [B, T, D], the state carried on the device."""
 
-    def body(state: GDNState, x: Token) -> tuple[GDNState, Token]:
+    def body(state: GDNState, x: Array) -> tuple[GDNState, Array]:
         y, state, _ = step(state, x)
         return state, y
 
@@ -220,8 +220,8 @@ def scan_tokens(step: Step, state: GDNState, xs: Tokens) -> tuple[Tokens, GDNSta
 
 
 def kernel_step(
-    kernels: KernelLayer, state: GDNState, x: Token, *, trace: bool = False
-) -> tuple[Token, GDNState, Trace | None]:
+    kernels: KernelLayer, state: GDNState, x: Array, *, trace: bool = False
+) -> tuple[Array, GDNState, Trace | None]:
     """A layer alone is a stack of one."""
     stack = jax.tree.map(lambda x: x[None], state)
     y, stack, seen = kernels.step(stack, 0, x, trace=trace)

@@ -15,7 +15,7 @@ from gdn_jax.layer.state import GDNState
 from gdn_jax.layer.trace import Trace, trace_shapes
 from gdn_jax.quant.kernel_layout import Q4Kernel, matrix, to_kernel
 from gdn_jax.quant.q4array import Q4Array
-from gdn_jax.types import Array, Token
+from gdn_jax.types import Array
 from pallas_kernels import layer, tuning
 from pallas_kernels.kernels import middle
 from pallas_kernels.kernels.delta_rule import delta_rule_decode
@@ -92,7 +92,7 @@ class KernelLayer:
         self,
         states: GDNState,
         index: int | Array,
-        x: Token,
+        x: Array,
         *,
         slots: tuple[Array, Array] | None = None,
         trace: bool = False,
@@ -121,7 +121,7 @@ class KernelLayer:
         seen = self._trace(seen, y, states, index) if trace else None
         return y.astype(x.dtype), states, seen
 
-    def _trace(self, seen: Any, y: Token, states: GDNState, index: int | Array) -> Trace:
+    def _trace(self, seen: Any, y: Array, states: GDNState, index: int | Array) -> Trace:
         entries = {**seen, "OUT": y, "S": states.S[index], "HIST": states.conv_hist[index]}
         return Trace(
             {

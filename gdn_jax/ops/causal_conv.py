@@ -6,13 +6,13 @@ import jax.numpy as jnp
 from gdn_jax._core.backend import select_backend
 from gdn_jax._core.checks import check_array
 from gdn_jax.errors import ShapeError
-from gdn_jax.types import Array, History
+from gdn_jax.types import Array
 from pallas_kernels.kernels.causal_conv import causal_conv
 
 
 def causal_conv1d(
-    x: Array, hist: History, weight: Array, *, backend: str | None = None
-) -> tuple[Array, History]:
+    x: Array, hist: Array, weight: Array, *, backend: str | None = None
+) -> tuple[Array, Array]:
     """Depthwise causal convolution and SiLU over T tokens, from and to a history.
 
     ``out[t, c] = silu(sum_j weight[c, j] · ext[t + j, c])`` with ``ext = [hist; x]``; the new
@@ -45,7 +45,7 @@ def causal_conv1d(
         return run(jnp.asarray(x), jnp.asarray(hist), jnp.asarray(weight))
 
 
-def _conv_xla(x: Array, hist: History, weight: Array) -> tuple[Array, History]:
+def _conv_xla(x: Array, hist: Array, weight: Array) -> tuple[Array, Array]:
     T, W = x.shape[1], weight.shape[1]
     ext = jnp.concatenate([hist, x], axis=1)
     # Summed over an axis as a step sums its window, for the same bits; prefill, which needs no
@@ -55,7 +55,7 @@ def _conv_xla(x: Array, hist: History, weight: Array) -> tuple[Array, History]:
 
 
 @jax.custom_jvp
-def _conv_pallas(x: Array, hist: History, weight: Array) -> tuple[Array, History]:
+def _conv_pallas(x: Array, hist: Array, weight: Array) -> tuple[Array, Array]:
     return causal_conv(x, hist, weight)
 
 

@@ -11,7 +11,7 @@ from gdn_jax.errors import ShapeError
 from gdn_jax.ops.chunk_pallas import chunked_on_kernels, parts_for
 from gdn_jax.ops.chunk_xla import CHUNK_SIZES, Packed, chunked
 from gdn_jax.ops.operands import as_float32, check_operands, factor
-from gdn_jax.types import Array, Recurrent
+from gdn_jax.types import Array
 
 
 def chunk_gated_delta_rule(
@@ -22,12 +22,12 @@ def chunk_gated_delta_rule(
     beta: Array,
     *,
     scale: float | None = None,
-    initial_state: Recurrent | None = None,
+    initial_state: Array | None = None,
     use_qk_l2norm: bool = False,
     chunk_size: int = 64,
     cu_seqlens: Array | None = None,
     backend: str | None = None,
-) -> tuple[Array, Recurrent]:
+) -> tuple[Array, Array]:
     """The gated delta rule over chunks of tokens: o [B, T, HV, V], S [B, HV, K, V].
 
     The equations of :func:`gdn_jax.recurrent_gated_delta_rule` as matrix products, see
@@ -90,13 +90,13 @@ def chunk_rule(
     g: Array,
     beta: Array,
     scale: Array,
-    S: Recurrent,
+    S: Array,
     *,
     chunk_size: int,
     use_qk_l2norm: bool = False,
     cu_seqlens: Array | None = None,
     backend: str,
-) -> tuple[Array, Recurrent]:
+) -> tuple[Array, Array]:
     """:func:`chunk_gated_delta_rule`, unchecked, on a backend that can run it."""
     dtype, parts = v.dtype, parts_for(q, k, v)
     with jax.named_scope("chunk_gated_delta_rule"):

@@ -8,7 +8,7 @@ from gdn_jax._core.backend import select_backend
 from gdn_jax._core.varying import varying_like
 from gdn_jax.ops import recurrence
 from gdn_jax.ops.operands import as_float32, check_operands, factor
-from gdn_jax.types import Array, Recurrent
+from gdn_jax.types import Array
 from pallas_kernels.kernels.delta_rule import delta_rule_decode
 
 
@@ -20,10 +20,10 @@ def recurrent_gated_delta_rule(
     beta: Array,
     *,
     scale: float | None = None,
-    initial_state: Recurrent | None = None,
+    initial_state: Array | None = None,
     use_qk_l2norm: bool = False,
     backend: str | None = None,
-) -> tuple[Array, Recurrent]:
+) -> tuple[Array, Array]:
     """The gated delta rule token by token: o [B, T, HV, V] in v's dtype, S f32 [B, HV, K, V].
 
     Per value head, with key head ``h // (HV // HK)``:
@@ -61,9 +61,9 @@ def recurrent_gated_delta_rule(
 
 
 def _xla(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, scale: Array, S: Recurrent
-) -> tuple[Array, Recurrent]:
-    def body(S: Recurrent, token: tuple[Array, ...]) -> tuple[Recurrent, Array]:
+    q: Array, k: Array, v: Array, g: Array, beta: Array, scale: Array, S: Array
+) -> tuple[Array, Array]:
+    def body(S: Array, token: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g, beta = token
         o, S = recurrence.delta_rule(q, k, v, g, beta, S)
         return S, o
@@ -75,8 +75,8 @@ def _xla(
 
 @jax.custom_batching.custom_vmap
 def _kernel(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, scale: Array, S: Recurrent
-) -> tuple[Array, Recurrent]:
+    q: Array, k: Array, v: Array, g: Array, beta: Array, scale: Array, S: Array
+) -> tuple[Array, Array]:
     return delta_rule_decode(q, k, v, g, beta, scale, S)
 
 
@@ -95,7 +95,7 @@ def _more_rows(size: int, batched: list[bool], *operands: Array):
 
 
 @jax.custom_jvp
-def _pallas(*operands: Array) -> tuple[Array, Recurrent]:
+def _pallas(*operands: Array) -> tuple[Array, Array]:
     return _kernel(*operands)
 
 

@@ -19,7 +19,7 @@ from gdn_jax.serving.drafts import DraftRecord, planned
 from gdn_jax.serving.pool import StatePool, check_pool
 from gdn_jax.serving.resident import ResidentLayer
 from gdn_jax.serving.rows import draft_rows, step_rows
-from gdn_jax.types import Array, Token, Tokens
+from gdn_jax.types import Array
 
 
 @jax.tree_util.register_dataclass
@@ -112,8 +112,8 @@ class LayerBank:
         return jax.tree.map(lambda x: x.at[layer].set(0.0), state)
 
     def step(
-        self, state: GDNState, layer: int, x: Token, *, backend: str | None = None
-    ) -> tuple[Token, GDNState]:
+        self, state: GDNState, layer: int, x: Array, *, backend: str | None = None
+    ) -> tuple[Array, GDNState]:
         """One token of one layer: :func:`gdn_jax.decode_step` on that layer's part of the state.
 
         Traceable, on device arrays; jit it with the state donated for an update in place.
@@ -134,8 +134,8 @@ class LayerBank:
         return y, _write(state, layer, part)
 
     def decode(
-        self, state: GDNState, layer: int, xs: Tokens, *, backend: str | None = None
-    ) -> tuple[Tokens, GDNState]:
+        self, state: GDNState, layer: int, xs: Array, *, backend: str | None = None
+    ) -> tuple[Array, GDNState]:
         """T tokens of one layer in one device run: :func:`gdn_jax.decode` on its part of the state.
 
         Traceable; errors as :meth:`step`.
@@ -181,12 +181,12 @@ class LayerBank:
         self,
         pool: StatePool,
         layer: int,
-        x: Token,
+        x: Array,
         slots: Array,
         *,
         write_slots: Array | None = None,
         backend: str | None = None,
-    ) -> tuple[Token, StatePool]:
+    ) -> tuple[Array, StatePool]:
         """One token of one layer for B sequences of a pool: row b is in slot ``slots[b]``.
 
         A row of slot -1, to read or to write, is idle: it reads and writes nothing and its output
@@ -216,7 +216,7 @@ class LayerBank:
         self,
         pool: StatePool,
         layer: int,
-        x: Token,
+        x: Array,
         slots: Array,
         write_slots: Array | None,
         backend: str | None,
@@ -235,14 +235,14 @@ class LayerBank:
         self,
         pool: StatePool,
         layer: int,
-        xs: Tokens,
+        xs: Array,
         slots: Array,
         *,
         lengths: Array | None = None,
         parents: Array | None = None,
         scheme: str = "snapshot",
         backend: str | None = None,
-    ) -> tuple[Tokens, DraftRecord]:
+    ) -> tuple[Array, DraftRecord]:
         """Up to Td draft tokens a row, xs [B, Td, D], from the slots of a pool that is not changed.
 
         ``pool.commit({layer: record}, slots, accepted)`` moves the slots on to what was accepted,

@@ -31,7 +31,7 @@ from gdn_jax.layer import steps
 from gdn_jax.layer.compose import Step, check_lengths
 from gdn_jax.layer.pallas import delta_rule_as_stepped
 from gdn_jax.layer.state import GDNState
-from gdn_jax.types import Array, Tokens
+from gdn_jax.types import Array
 
 SCHEMES = ("snapshot", "replay")
 
@@ -104,8 +104,8 @@ def within(x: Any, low: Any, high: Any) -> bool:
 
 
 def draft(
-    step: Step, state: GDNState, xs: Tokens, plan: Plan, cfg: GDNConfig, backend: str
-) -> tuple[Tokens, DraftRecord]:
+    step: Step, state: GDNState, xs: Array, plan: Plan, cfg: GDNConfig, backend: str
+) -> tuple[Array, DraftRecord]:
     """Run a draft xs [B, Td, D] from the rows of ``state``, which is not changed.
 
     Tokens at or beyond a row's length give zeros.

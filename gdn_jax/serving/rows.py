@@ -19,18 +19,18 @@ from gdn_jax.layer.params import GDNParams
 from gdn_jax.layer.state import GDNState
 from gdn_jax.serving.drafts import DraftRecord, Plan, committed, draft, within
 from gdn_jax.serving.table import SlotTable
-from gdn_jax.types import Array, Token, Tokens
+from gdn_jax.types import Array
 
 
 def step_rows(
     params: GDNParams,
     states: GDNState,
     layer: int | Array,
-    x: Token,
+    x: Array,
     slots: tuple[Array, Array],
     cfg: GDNConfig,
     backend: str,
-) -> tuple[Token, GDNState]:
+) -> tuple[Array, GDNState]:
     """One token: row b reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 in either is idle.
 
     On pallas the kernels index the pool; on xla the rows' states are copied out and in.
@@ -48,16 +48,16 @@ def draft_rows(
     params: GDNParams,
     states: GDNState,
     layer: int | Array,
-    xs: Tokens,
+    xs: Array,
     slots: Array,
     plan: Plan,
     cfg: GDNConfig,
     backend: str,
-) -> tuple[Tokens, DraftRecord]:
+) -> tuple[Array, DraftRecord]:
     """:func:`gdn_jax.serving.drafts.draft` from the slots of the rows; an idle row has no token."""
     kernels = KernelLayer(params, cfg) if backend == "pallas" else None
 
-    def step(rows: GDNState, x: Token):
+    def step(rows: GDNState, x: Array):
         if kernels is None:
             return forward(params, rows, x, cfg)
         return kernel_step(kernels, rows, x, trace=True)

@@ -20,7 +20,7 @@ from gdn_jax.serving.pool import StatePool, check_pool
 from gdn_jax.serving.prefix import PrefixState
 from gdn_jax.serving.rows import check_commit, commit_rows, step_rows
 from gdn_jax.serving.table import Slots
-from gdn_jax.types import Array, Token, Tokens
+from gdn_jax.types import Array
 
 
 class SharedPool:
@@ -101,15 +101,15 @@ class SharedPool:
         self,
         bank: LayerBank,
         layer: int,
-        x: Token,
+        x: Array,
         slots: Array,
         *,
         write_slots: Array | None = None,
         backend: str | None = None,
-    ) -> Token:
+    ) -> Array:
         """:meth:`LayerBank.step_slots`, compiled: y [B, D]."""
 
-        def step(pool: StatePool) -> tuple[StatePool, Token]:
+        def step(pool: StatePool) -> tuple[StatePool, Array]:
             params, rows, chosen = bank.ready_to_step(pool, layer, x, slots, write_slots, backend)
             y, states = _step(pool.states, params, layer, x, rows, bank.cfg, chosen)
             return dataclasses.replace(pool, **vars(states)), y
@@ -117,8 +117,8 @@ class SharedPool:
         return self._change(step)
 
     def draft(
-        self, bank: LayerBank, layer: int, xs: Tokens, slots: Array, **options: Any
-    ) -> tuple[Tokens, DraftRecord]:
+        self, bank: LayerBank, layer: int, xs: Array, slots: Array, **options: Any
+    ) -> tuple[Array, DraftRecord]:
         """:meth:`LayerBank.draft_slots` with its ``options``."""
         with self._lock:
             return bank.draft_slots(self._pool, layer, xs, slots, **options)
@@ -146,11 +146,11 @@ def _step(
     states: GDNState,
     params: GDNParams,
     layer: Array | int,
-    x: Token,
+    x: Array,
     rows: tuple[Array, Array],
     cfg: GDNConfig,
     backend: str,
-) -> tuple[Token, GDNState]:
+) -> tuple[Array, GDNState]:
     return step_rows(params, states, layer, x, rows, cfg, backend)
 
 
