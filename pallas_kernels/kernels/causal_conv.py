@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import tuning
 from pallas_kernels.jobs import Job, launch
-from pallas_kernels.mosaic.layouts import channels, load, silu, taps_of
+from pallas_kernels.mosaic.layouts import as_computed, channels, load, silu, taps_of
 from pallas_kernels.support import size_reason
 
 
@@ -60,7 +60,7 @@ def causal_conv(
             return jnp.where(past, old, load(x.at[b, jnp.maximum(t, 0), mine], layout))
 
         def token(t: Any, window: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            window = *window, load(x.at[b, t, mine], layout)
+            window = *window, as_computed(load(x.at[b, t, mine], layout))
             terms = [frame * tap for frame, tap in zip(window, taps, strict=True)]
             out[b, t, mine] = silu(functools.reduce(jnp.add, terms))
             return window[1:]

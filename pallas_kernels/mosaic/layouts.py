@@ -72,6 +72,18 @@ def load(ref: Any, layout: Any) -> jax.Array:
     return plgpu.load(ref, layout=layout, optimized=False)
 
 
+def as_computed(x: jax.Array) -> jax.Array:
+    """``x`` as loaded, with the type that arithmetic gives inside of a kernel.
+
+    Inside of ``jax.shard_map`` a load's type names the axes over which it varies; arithmetic in a
+    kernel drops them, and a loop's carry needs one type. Two bitcasts then, which cost nothing;
+    else ``x`` itself.
+    """
+    if not jax.typeof(x).manual_axis_type.varying:
+        return x
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int32), x.dtype)
+
+
 def rsqrt(x: jax.Array) -> jax.Array:
     """``1/sqrt(x)`` with one Newton step: the hardware's own is 2 ulp off."""
     y = lax.rsqrt(x)

@@ -15,6 +15,8 @@ CFG, SHARE = gdn.GDNConfig(64, 2, 4, 16, 8), gdn.GDNConfig(64, 1, 2, 16, 8)
 B, T = 4, 5
 LIMIT = 5e-6
 """As MAX_REL["layer"]: over heads the output projection's sum is taken in two parts."""
+TAPS = jax.random.normal(jax.random.key(1), (32, 4))
+INT4 = gdn.quantize_q4(jax.random.normal(jax.random.key(2), (64, 32)))
 
 
 def grouped(x: jax.Array) -> jax.Array:
@@ -48,7 +50,12 @@ def over_heads(params: gdn.GDNParams, xs: jax.Array) -> Any:
 
 
 def operators(q: jax.Array, v: jax.Array, g: jax.Array) -> Any:
-    """The rule in both forms, the second packed too, from states that begin here."""
+    """The rule in both forms, the second packed too, the convolution and int4 products.
+
+    States and histories begin here.
+    """
+    wide = v.reshape(len(v), T, -1)
+    hist = jnp.zeros((len(v), 3, wide.shape[-1]))
     q = q / jnp.linalg.norm(q, axis=-1, keepdims=True)
     operands = (q, q, v, -jnp.exp(g), jax.nn.sigmoid(g))
     lines = [x.reshape(1, -1, *x.shape[2:]) for x in operands]
@@ -56,6 +63,8 @@ def operators(q: jax.Array, v: jax.Array, g: jax.Array) -> Any:
     return {
         "recurrent": gdn.recurrent_gated_delta_rule(*operands),
         "chunk": gdn.chunk_gated_delta_rule(*operands, chunk_size=16),
+        "convolution": gdn.causal_conv1d(wide, hist, TAPS),
+        "int4": [gdn.q4_matmul(wide, INT4, activations=name) for name in ("f32", "q8")],
         "packed": gdn.chunk_gated_delta_rule(*lines, chunk_size=16, cu_seqlens=starts)[1],
     }
 
