@@ -14,7 +14,7 @@ LINEAR, FULL = "linear_attention", "full_attention"
 """The kinds of layers, as Hugging Face names them."""
 
 DEFAULT_INTERVAL = 4
-"""Every how many layers one is of full attention, where a file does not say."""
+"""One layer in this many is full attention, unless a file says otherwise."""
 
 HF_FIELDS = {
     "d_model": "hidden_size",
@@ -25,7 +25,7 @@ HF_FIELDS = {
     "conv_width": "linear_conv_kernel_dim",
     "norm_eps": "rms_norm_eps",
 }
-"""A Hugging Face setting for every field of a :class:`GDNConfig`."""
+"""The Hugging Face setting behind each field of a :class:`GDNConfig`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class GDNConfig:
 
 
 def read_hf(config: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """A parsed config.json, and what messages call it: a mapping, a file, or its directory.
+    """The parsed config.json of a mapping, a file or its directory, and its name in messages.
 
     Raises:
         ConfigError: no such file, or no JSON object.

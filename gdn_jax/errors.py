@@ -22,7 +22,7 @@ class UnknownNameError(GDNError, ValueError):
 
 
 class BackendUnavailableError(GDNError, RuntimeError):
-    """A named backend cannot run this operator here; the message says why and what would."""
+    """A named backend cannot run this operator here; the message says why, and what can."""
 
 
 class LayerNotResidentError(GDNError, RuntimeError):
@@ -44,11 +44,11 @@ class PoolKeyError(GDNError, KeyError):
 
 
 class PoolFullError(GDNError, RuntimeError):
-    """Fewer slots are free than were asked for; the pool is as it was."""
+    """Fewer slots are free than were asked for; the pool is unchanged."""
 
 
 class SlotError(GDNError, ValueError):
-    """A slot that is out of range, not in use, or named twice; the pool is as it was."""
+    """A slot that is out of range, not in use, or named twice; the pool is unchanged."""
 
 
 class StateFileError(GDNError, ValueError):
@@ -60,11 +60,11 @@ class CheckpointError(GDNError, ValueError):
 
 
 class OracleError(GDNError, ValueError):
-    """An oracle that is missing, altered, of another version, or cannot be computed here."""
+    """An oracle that is missing, altered or of another version, or cannot be computed here."""
 
 
 class TextError(GDNError, ValueError):
-    """A tokenizer, chat template, text or stop string that is missing, damaged or of no use."""
+    """A tokenizer, chat template, text or stop string that is missing, damaged or unusable."""
 
 
 class GenerationError(GDNError, ValueError):

@@ -1,7 +1,7 @@
-"""The float64 oracle: NumPy, one token at a time, no jax. Who is right when two disagree.
+"""The float64 oracle: NumPy, one token at a time, no jax; where results differ, it is right.
 
-Written as the equations of the layer read, without regard to speed. Weights and states come in
-any float dtype and are widened to float64 before anything is computed.
+Written the way the layer's equations read, without regard to speed. Weights and states may have
+any float dtype; they are widened to float64 before anything is computed.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def recurrent_gated_delta_rule(
 
 
 def step(weights: Mapping[str, F64], cfg: GDNConfig, S: F64, hist: F64, x: F64) -> dict[str, F64]:
-    """The seven steps for one token of one sequence, all in float64: x [D] -> every read-back."""
+    """The seven steps for one token of one sequence, all in float64: x [D] -> every trace entry."""
     w = weights
     xc, z = w["in_proj_qkv"] @ x, w["in_proj_z"] @ x
     b, a = w["in_proj_b"] @ x, w["in_proj_a"] @ x
@@ -111,7 +111,7 @@ def layer_trace(
     S: np.ndarray | None = None,
     conv_hist: np.ndarray | None = None,
 ) -> dict[str, F64]:
-    """T tokens of one layer and one sequence in float64, every operator read back.
+    """T tokens of one layer and one sequence in float64, with every operator's result.
 
     Args:
         weights: the fields of GDNParams by name, any float dtype.

@@ -1,4 +1,4 @@
-"""The letters of every shape that a docstring or a comment names.
+"""The letters in the shapes that docstrings and comments give.
 
 ======  =====================================================  ============
 symbol  meaning                                                Qwen3.5-27B

@@ -1,4 +1,4 @@
-"""Which backend runs an operator, and why not the other: everyone asks here."""
+"""Which backend runs an operator, and why the other does not; every operator asks here."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -32,7 +32,7 @@ BACKENDS = ("xla", "pallas")
 
 
 class Sizes(NamedTuple):
-    """Sizes that decide what runs; None where nobody knows them."""
+    """Sizes that decide which backend can run; None for one that is not known."""
 
     K: int | None = None
     V: int | None = None
@@ -46,9 +46,9 @@ UNKNOWN = Sizes()
 
 
 class Matrix(NamedTuple):
-    """What a choice asks about a weight [N, K]: float or int4, and whether laid out for a kernel.
+    """What :func:`choose` needs to know of a weight [N, K]: its type, and if a kernel can read it.
 
-    ``name`` is what a message calls it.
+    ``name`` is its name in messages; an ``int4`` weight is ``laid_out`` for the kernels or not.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Matrix(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The backend that runs, and why it is not the kernels where nobody named one."""
+    """The backend that runs, and why it is not pallas when none was named."""
 
     backend: str
     reason: str | None = None
@@ -76,17 +76,18 @@ def choose(
 ) -> Choice:
     """The backend that runs ``op``: the named one, or pallas where its kernels can, else xla.
 
-    Unnamed, pallas also needs every int4 weight laid out already, for laying it out in each call
-    costs more than the product. What neither ``cfg`` nor ``sizes`` gives is not asked about.
+    When none is named, pallas also needs every int4 weight laid out already, because laying it
+    out in each call costs more than the product. A size that neither ``cfg`` nor ``sizes`` gives
+    is not checked.
 
     Args:
         op: one of :data:`OPS`.
-        cfg: the layer's sizes, where the operator has them.
+        cfg: the layer's sizes, for an operator that takes them.
         sizes: those of an operator without ``cfg``.
         weights: what is multiplied with.
         backend: a name to insist on; never replaced by another.
         lays_out: whether ``op`` on a named backend lays int4 weights out itself.
-        obstacle: why the kernels cannot run it, where the caller knows more than sizes.
+        obstacle: a reason why the kernels cannot run it that sizes and weights do not show.
 
     Raises:
         UnknownNameError: no such operator or backend.
@@ -129,12 +130,12 @@ def select_backend(
 
     Args:
         op: one of :data:`OPS`.
-        cfg: the layer's sizes, where the operator has them.
+        cfg: the layer's sizes, for an operator that takes them.
         backend: a name to insist on; never replaced by another.
         K, V: widths of a key and of a value head, for an operator without ``cfg``.
         W, C: taps and channels of a convolution.
-        tokens: T, where the operator takes many one after another.
-        chunk: tokens of a chunk, where the operator takes chunks; 64 by default.
+        tokens: T, for an operator that runs over tokens one after another.
+        chunk: tokens of a chunk, for an operator over chunks; 64 by default.
 
     Raises:
         UnknownNameError: no such operator or backend.
@@ -144,7 +145,7 @@ def select_backend(
 
 
 def device_reason(op: str | None = None) -> str | None:
-    """Why this device runs no kernel, or not those of ``op``; None when it does."""
+    """Why this device cannot run the kernels, or those of ``op``; None when it can."""
     return support.device_reason(support.CHUNK_CAPABILITY if op in CHUNKED else None)
 
 

@@ -1,4 +1,4 @@
-"""Pins shapes and dtypes with chex, and words the failure for the person who made the call."""
+"""Checks shapes and dtypes with chex, and words the error for the person who made the call."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ def check_finite(
 ) -> None:
     """Raise ``error`` when a host array holds NaN or infinity, naming the first place.
 
-    ``first_row`` is the row of the whole tensor that ``x`` begins with.
+    ``first_row`` is the row of the whole tensor at which ``x`` begins.
     """
     bad = ~np.isfinite(x)
     if bad.any():

@@ -47,7 +47,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of a source checkout, "+" appended when files differ; of an archive, its own."""
+    """The commit of a checkout, with "+" when files differ, or the one that an archive records."""
     archival = _ROOT / ".git_archival.txt"
     if not archival.exists():
         return None

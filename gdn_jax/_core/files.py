@@ -9,9 +9,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary neighbour to write, flushed and renamed over ``path`` at the end.
+    """A temporary file beside ``path`` to write, flushed and renamed over it at the end.
 
-    When the body raises, the neighbour is removed and what stood at ``path`` stays.
+    When the body raises, the temporary file is removed and ``path`` stays as it was.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")

@@ -10,14 +10,14 @@ from typing import Any
 def lazily(
     package: str, **modules: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package that has its other names already.
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose other names are set already.
 
     Args:
         package: its ``__name__``.
-        modules: the module of each name that is to wait; one called like the name is the name.
+        modules: the module to import for each name, or ``package.name``, which is itself the value.
 
     Raises:
-        ImportError: of ``__getattr__``, when the module needs a package that is not installed.
+        ImportError: from ``__getattr__``, when the module needs a package that is not installed.
     """
     present = vars(sys.modules[package])
 

@@ -9,10 +9,10 @@ from jax import lax
 def varying_like[T](carry: T, *inputs: Any) -> T:
     """The pytree ``carry``, typed as varying over every mesh axis that it or an input varies over.
 
-    A loop's carry must come out with the type that it went in with. One that begins inside of
-    ``jax.shard_map``, a state of zeros for instance, is typed as equal on all devices until an
-    input that is not mixes with it. No value changes; outside of ``shard_map``, and in one with
-    ``check_vma=False``, ``carry`` comes back as it is.
+    A loop's carry must come out with the type that it went in with. A carry created inside
+    ``jax.shard_map``, such as a state of zeros, is typed as equal on all devices until a varying
+    input mixes with it. No value changes; outside ``shard_map``, and inside one with
+    ``check_vma=False``, ``carry`` is returned as it is.
     """
     axes = frozenset().union(*map(_axes, jax.tree.leaves((carry, inputs))))
     return jax.tree.map(lambda x: _over(x, axes), carry) if axes else carry

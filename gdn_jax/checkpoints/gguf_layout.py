@@ -62,8 +62,8 @@ FUSED_QKVZ, _FUSED_BA = "ssm_in.weight", "ssm_ba.weight"
 class Place:
     """Where a field lies: its row i is row ``rows[i]`` of ``tensor``.
 
-    Of its columns, those of the value head h are those of ``heads[h]`` in the file; None keeps
-    the columns.
+    The columns of its value head h are those of head ``heads[h]`` in the file; None keeps the
+    order of columns.
     """
 
     tensor: str
@@ -79,7 +79,7 @@ class Place:
         return field if self.heads is None else _by_head(field, self.heads)
 
     def part(self, first: int, last: int) -> "Place":
-        """Where rows of the field lie."""
+        """Where rows ``first`` to ``last - 1`` of the field lie."""
         return dataclasses.replace(self, rows=self.rows[first:last])
 
     def scatter(self, field: np.ndarray, x: np.ndarray) -> None:
@@ -144,5 +144,5 @@ def _groups(count: int, *sizes: int) -> list[np.ndarray]:
 
 
 def _by_head(x: np.ndarray, heads: np.ndarray) -> np.ndarray:
-    """x [N, M, ..], whose axis 1 holds a part of equal size for each head, with these heads."""
+    """x [N, M, ..], whose axis 1 has an equal part for each head, with its heads in this order."""
     return x[:, _expand(heads, x.shape[1] // len(heads))]

@@ -12,7 +12,7 @@ from gdn_jax.config import DEFAULT_INTERVAL, FULL, LINEAR, GDNConfig
 from gdn_jax.errors import CheckpointError, ConfigError
 
 RECURRENT_LAYERS = "{arch}.attention.recurrent_layers"
-"""A boolean for every block, over the interval; the gguf package has no name for it."""
+"""The key of one boolean a block, which overrides the interval; the gguf package lacks it."""
 
 SSM = gguf.Keys.SSM
 
@@ -56,7 +56,7 @@ class Metadata:
         return meta
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value, which must be there when ``default`` is None."""
+        """A value, which the file must have when ``default`` is None."""
         key = key.format(arch=self.arch)
         field = self.reader.get_field(key)
         if field is None and default is None:
@@ -101,7 +101,7 @@ class Metadata:
         return self.integer(gguf.Keys.LLM.NEXTN_PREDICT_LAYERS, 0, least=0)
 
     def layer_types(self) -> tuple[str, ...]:
-        """Of every block; those for predicting further tokens, at the end, are full attention."""
+        """Each block's kind; those at the end that predict further tokens are full attention."""
         count = self.integer(gguf.Keys.LLM.BLOCK_COUNT)
         trunk = count - self.predicting_layers()
         interval = self.integer(gguf.Keys.LLM.FULL_ATTENTION_INTERVAL, DEFAULT_INTERVAL)

@@ -124,7 +124,7 @@ class GGUFFile:
         return x
 
     def a_log(self, name: str, ssm_a: np.ndarray, place: gguf_layout.Place) -> np.ndarray:
-        """A_log of ``-exp(A_log)``, from the file itself where that holds it too."""
+        """A_log from ``ssm_a = -exp(A_log)``, or as the file holds it, if it does."""
         if (ssm_a >= 0).any():
             raise CheckpointError(
                 f"{self.path}: tensor {name} holds {ssm_a.max()}; needed -exp(A_log), below 0"
@@ -138,7 +138,7 @@ class GGUFFile:
         return A_log
 
     def _check_names(self, prefix: str, names: Mapping[str, Any]) -> None:
-        """Refuse a layer that lacks a tensor, or has one of this layer that is not understood."""
+        """Refuse a layer that lacks a tensor or has an unknown one."""
         ours = tuple(f"{prefix}{part}" for part in ("attn_qkv.", "attn_gate.", "ssm_"))
         found = {name for name in self.tensors if name.startswith(ours)}
         if not found:
@@ -183,9 +183,9 @@ def load_gguf_layer(path: str | os.PathLike[str], layer: int) -> GDNParams:
     - ``in_proj_qkv``, ``in_proj_z`` and ``out_proj`` in Q4_0 become a Q4Array with the file's own
       blocks, bit for bit; F16 and BF16 stay float16 and bfloat16; Q8_0 and F32 become float32.
     - The six small tensors become float32 from any of these types. A_log alone is computed, as
-      ``log(-ssm_a)`` rounded to float32, unless the file was written here and holds it.
+      ``log(-ssm_a)`` rounded to float32, unless the file holds it, as files written here do.
 
-    A file that holds many layers is opened once by ``GGUFFile.open(path)``, which has ``cfg``.
+    To load many layers, open the file once: ``GGUFFile.open(path)``, which also has ``cfg``.
 
     Args:
         path: the file; one that is split in parts has to be merged first.
@@ -194,7 +194,7 @@ def load_gguf_layer(path: str | os.PathLike[str], layer: int) -> GDNParams:
     Raises:
         CheckpointError: not such a file, or another architecture; no such layer, or a
             full-attention layer; a tensor missing, unexpected, of another shape, of a type that
-            cannot be carried exactly (with the way round), or not finite; ssm_a not below 0;
-            ssm_out in Q4_0 with tiled heads whose width is not a multiple of 32.
+            cannot be carried exactly (the message says what to do), or not finite; ssm_a not below
+            0; ssm_out in Q4_0 with tiled heads whose width is not a multiple of 32.
     """
     return GGUFFile.open(path).layer(layer)

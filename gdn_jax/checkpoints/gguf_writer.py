@@ -40,10 +40,9 @@ def write_gguf(
     """Write layers to a GGUF file, atomically; :func:`load_gguf_layer` gives every bit back.
 
     The file has the names and conventions of :mod:`gdn_jax.checkpoints.gguf_layout`. It holds
-    these layers only: no norms before them, no embeddings, no vocabulary, so it is not a model to
-    run.
-    A Q4Array is written as Q4_0, float32 as F32, bfloat16 as BF16, float16 as F16. All of it is
-    in host memory until the file is complete.
+    these layers only, without the norms before them, embeddings or vocabulary: it cannot be run as
+    a model. A Q4Array is written as Q4_0, float32 as F32, bfloat16 as BF16, float16 as F16. All of
+    it is in host memory until the file is complete.
 
     Args:
         path: the file.
@@ -85,21 +84,21 @@ def quantize_checkpoint(
     ``in_proj_qkv``, ``in_proj_z`` and ``out_proj`` become Q4_0. The six small tensors stay
     float32: together they are under one part in a hundred of a layer's weights, and A_log and
     dt_bias sit in an exponential that is applied at every token. The file is ``qwen35`` or
-    ``qwen3next`` after the directory, and holds these layers only (:func:`write_gguf`).
+    ``qwen3next``, as the directory is, and holds these layers only (:func:`write_gguf`).
 
     Args:
         checkpoint_dir: the directory with config.json and the weights.
         layers: indices of linear attention layers; None takes all of them.
         out: the file to write.
         rule: of :func:`gdn_jax.quantize_q4`.
-        progress: a context manager around the work of each layer, by its name.
+        progress: given a layer's name, a context manager around the work on it.
 
     Returns:
         The layers written.
 
     Raises:
-        CheckpointError, ConfigError: a layer that is not there or is full attention; a width that
-            is not a multiple of 32; whatever loading and writing refuse.
+        CheckpointError, ConfigError: a layer that does not exist or is full attention; a width
+            that is not a multiple of 32; anything that loading or writing refuses.
         UnknownNameError: no such rule.
         QuantizationError: a scale beyond float16, with layer, projection, row and group.
     """
@@ -212,7 +211,7 @@ def _tensors(
 
 
 def _raw(x: np.ndarray) -> tuple[np.ndarray, None, Type | None]:
-    """A tensor as bytes and their type where NumPy has no dtype for it."""
+    """A tensor, or its bytes and their type if GGUF's type is not one of NumPy's."""
     if x.dtype == np.uint8:
         return x.reshape(len(x), -1), None, Type.Q4_0
     if x.dtype == ml_dtypes.bfloat16:
@@ -227,7 +226,7 @@ def _check_architecture(where: str, architecture: str) -> None:
 
 
 def _check_heads(where: str, cfg: GDNConfig, architecture: str) -> None:
-    """Refuse int4 columns of out_proj that the file's order of heads would tear apart."""
+    """Refuse an int4 out_proj if the file's order of heads would split its groups of columns."""
     if gguf_layout.TILED[architecture] and cfg.heads_per_key > 1 and cfg.head_v_dim % GROUP:
         raise CheckpointError(
             f"{where}: {architecture} tiles the value heads, and int4 groups of {GROUP} columns of "

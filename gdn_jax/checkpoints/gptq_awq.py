@@ -48,7 +48,7 @@ class Packing:
         """Read a ``quantization_config``.
 
         Raises:
-            CheckpointError: another method, width, version or format, with the way round.
+            CheckpointError: another method, width, version or format; the message says what to do.
         """
         config = config if isinstance(config, Mapping) else {"quant_method": config}
         method = config.get("quant_method")
@@ -87,7 +87,7 @@ class Packing:
 
         Raises:
             CheckpointError: a tensor missing, mis-shaped, of another dtype or not finite, sizes
-                that cannot be packed so, or act-order.
+                that cannot be packed like this, or act-order.
         """
         N, K = shape
         group = K if self.group_size == -1 else self.group_size

@@ -37,7 +37,7 @@ HF_TENSORS = {
     "norm_weight": "norm.weight",
     "out_proj": "out_proj.weight",
 }
-"""A tensor of a Qwen3.5 layer for every field of :class:`gdn_jax.GDNParams`."""
+"""The tensor of a Qwen3.5 layer behind each field of :class:`gdn_jax.GDNParams`."""
 
 _WEIGHT, _PACKED = ".weight", ".qweight"
 _QKVZ, _BA = "in_proj_qkvz.weight", "in_proj_ba.weight"
@@ -65,8 +65,8 @@ class HFCheckpoint:
         """Read config.json; no tensor is touched.
 
         Raises:
-            CheckpointError: no such directory, an unknown ``model_type`` or activation, layer
-                kinds that cannot be told, or a quantisation other than those of :class:`Packing`.
+            CheckpointError: no such directory, an unknown ``model_type`` or activation, no
+                valid layer kinds, or a quantisation other than those of :class:`Packing`.
             ConfigError: no config.json, or sizes in it that no layer can have.
         """
         path = Path(checkpoint_dir)
@@ -113,7 +113,7 @@ class HFCheckpoint:
         if self.architecture == "qwen3_next":
             tensors |= _unfuse(tensors.pop(_QKVZ), tensors.pop(_BA), self.cfg)
         tensors["conv1d.weight"] = tensors["conv1d.weight"][:, 0]
-        # Popped, so that each host copy goes as soon as its array is on the device.
+        # Popped, so that each host copy is freed as soon as its array is on the device.
         fields = {field: jnp.asarray(tensors.pop(name)) for field, name in HF_TENSORS.items()}
         return GDNParams(**fields)
 
@@ -133,9 +133,9 @@ class HFCheckpoint:
     def _find(
         self, files: TensorFiles, layer: int, shapes: Mapping[str, tuple[int, ...]]
     ) -> tuple[str, Container[str]]:
-        """What stands before the layer's tensor names, and which of them are packed.
+        """The prefix of the layer's tensor names, and which of them are packed.
 
-        Once the layer has exactly these tensors, or what is packed in place of a matrix.
+        Checks that the layer has exactly these tensors, or packed ones in place of a matrix.
         """
         prefixes = [prefix.format(layer) for prefix in _PREFIXES]
         for prefix in prefixes:
@@ -182,14 +182,14 @@ def load_hf_layer(
     those only the tensors of this layer. Qwen3-Next's fused projections are taken apart. Stored
     bfloat16, float16 and float32 are read, and no value is ever rounded. Projections in GPTQ or
     AWQ int4 (:class:`gdn_jax.checkpoints.gptq_awq.Packing`) are dequantised, exactly, to float32;
-    those that such a model left as they were are read as ever.
+    those that such a model leaves unquantised are read as usual.
 
     Args:
         checkpoint_dir: the directory with config.json and the weights.
         layer: index among all layers of the model, full-attention layers counted.
         dtype: float32, bfloat16 or float16, for ``in_proj_qkv``, ``in_proj_z`` and ``out_proj``;
-            the six small tensors are float32 always. float32 holds every stored value; to round
-            on purpose, cast what was loaded.
+            the six small tensors are always float32. float32 holds every stored value; to round
+            on purpose, cast the loaded arrays.
 
     Raises:
         CheckpointError: not such a directory; another quantisation, or act-order; no such layer,

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face directory: where each one lies, and one at a time, checked."""
+"""The tensors of a Hugging Face directory: where each one lies, and its checked values."""
 
 import dataclasses
 import json
@@ -36,9 +36,9 @@ class Header:
         return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Rows as they are stored: a part of the file in memory, read when it is looked at.
+        """Rows as they are stored: memory mapped to the file, which is read when they are used.
 
-        safetensors would copy it, at a third of a gigabyte a second.
+        safetensors would copy them, at a third of a gigabyte a second.
         """
         dtype, shape = _DTYPES[self.dtype], (last - first, *self.shape[1:])
         begin = self.begin + first * math.prod(self.shape[1:]) * dtype.itemsize
@@ -57,7 +57,7 @@ class TensorFiles:
         """List the tensors of ``model.safetensors``, or of its index when the model is sharded.
 
         Raises:
-            CheckpointError: neither is there, or what is there cannot be read.
+            CheckpointError: neither file exists, or the one that does cannot be read.
         """
         single, index = path / SINGLE, path / INDEX
         if single.exists():
@@ -77,7 +77,7 @@ class TensorFiles:
         """The header of every tensor in the files, no data.
 
         Raises:
-            CheckpointError: files missing, all of them named, or one truncated.
+            CheckpointError: files are missing, all of which the message names, or one is truncated.
         """
         paths = sorted(set(self.places.values()))
         absent = [path.name for path in paths if not path.exists()]

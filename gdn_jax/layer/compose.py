@@ -27,13 +27,13 @@ from gdn_jax.types import Array
 
 PRECISIONS = ("float32", "bfloat16")
 Step = Callable[[GDNState, Array], tuple[Array, GDNState, Any]]
-"""One token: the output, the new state, and what was read back or None."""
+"""One token: its output, the new state, and every operator's result or None."""
 
 
 def forward(
     params: GDNParams, state: GDNState, x: Array, cfg: GDNConfig
 ) -> tuple[Array, GDNState, dict[str, Array]]:
-    """The seven steps of one token, unchecked: y in the dtype of x, and what a trace holds."""
+    """The seven steps of one token, unchecked: y in the dtype of x, state, a trace's entries."""
     xc, z, b, a, beta, g = steps.input_projections(params, steps.cast(x, jnp.float32))
     xcv, hist = steps.causal_conv(xc, state.conv_hist, params.conv_weight)
     q, k, v = steps.split_heads(xcv, cfg)
@@ -52,17 +52,17 @@ def decode_step(
     """One token of one layer: x [B, D] -> y [B, D] in the dtype of x, and the new state.
 
     The seven steps of :mod:`gdn_jax.layer.steps`, in float32 throughout: x is widened first and y
-    is rounded once, last. Pure: the state that came in is untouched. A row does not see what the
-    other rows hold.
+    is rounded once, last. Pure: the given state is untouched. No row depends on what another
+    holds.
 
     Args:
         params: the layer's weights.
         state: S [B, HV, K, V] and conv_hist [B, W-1, C], float32.
         x: input after the block's norm, float32, bfloat16 or float16.
         cfg: the layer's sizes, static.
-        backend: None takes pallas where :func:`gdn_jax.select_backend` finds it, the kernels can
-            read the weights and no int4 weight has to be laid out for them first (see
-            :func:`gdn_jax.params_to_kernel`), else xla; a name runs or raises.
+        backend: None takes pallas if :func:`gdn_jax.select_backend` gives it, the kernels can read
+            the weights and no int4 weight has to be laid out for them first (see
+            :func:`gdn_jax.params_to_kernel`), else xla; a named one runs or raises.
 
     Raises:
         ShapeError: an argument of the wrong shape, rank or dtype.
@@ -80,8 +80,8 @@ def trace_step(
 ) -> tuple[Array, GDNState, Trace]:
     """:func:`decode_step` with every operator's result; y and the state are bit-identical to it.
 
-    The trace is float32 whatever the dtype of x: y is its OUT, rounded to that
-    dtype. On pallas the same kernels run and store what they hold in registers as well.
+    The trace is float32 whatever the dtype of x: y is its OUT, rounded to that dtype. On pallas
+    the same kernels run, and also store what they hold in registers.
     """
     if checked_backend("trace_step", params, state, x, cfg, backend) == "pallas":
         y, state, trace = kernel_step(KernelLayer(params, cfg), state, x, trace=True)
@@ -97,12 +97,12 @@ def decode(
     """T tokens of one layer in one device run: xs [B, T, D] -> ys [B, T, D] and the new state.
 
     One ``lax.scan`` over tokens with the state carried on the device; equal to T calls of
-    :func:`decode_step`. Arguments and errors as there; T must be at least 1.
+    :func:`decode_step`. Arguments and errors are the same; T must be at least 1.
 
-    As every function here it may be mapped by ``jax.shard_map``, over sequences and over heads:
-    with ``cfg`` of one device's heads, and its rows of every weight (those of qkv and of the
-    convolution in the order q, k, v again) and columns of ``out_proj``, ys are partial sums, which
-    the caller adds up with ``lax.psum``.
+    Like every function here it may be mapped by ``jax.shard_map``, over sequences and over heads.
+    Over heads, ``cfg`` counts the heads of one device, which has their rows of every weight (those
+    of qkv and of the convolution again in the order q, k, v) and their columns of ``out_proj``; ys
+    are then partial sums, which the caller adds up with ``lax.psum``.
     """
     chosen = checked_backend("decode", params, state, xs, cfg, backend, many=True)
     state = varying_like(state, params, xs)
@@ -125,26 +125,26 @@ def prefill(
 ) -> tuple[Array, GDNState]:
     """T tokens of one layer as matrix products: xs [B, T, D] -> ys [B, T, D] and the new state.
 
-    What :func:`decode` gives, up to the order of float32 sums, with every projection one product
-    and the delta rule over chunks (:func:`gdn_jax.chunk_gated_delta_rule`). It starts from any
-    state, may be split anywhere, and ``decode`` goes on from the state it leaves.
+    Equal to :func:`decode` up to the order of float32 sums; every projection is one product, and
+    the delta rule runs over chunks (:func:`gdn_jax.chunk_gated_delta_rule`). It starts from any
+    state, tokens may be split over calls anywhere, and ``decode`` can go on from its state.
 
     Args:
         params, state, cfg: as for :func:`decode_step`.
         xs: inputs after the block's norm, float32, bfloat16 or float16, computed in float32 and
             rounded once, last, to ys; T at least 1.
-        lengths: int32 [B], 0 to T: the row's first tokens count, those behind are padding: they
-            neither decay nor write, whatever they hold, their outputs are zero, and the history
-            ends with the last inputs that count. All T by default.
+        lengths: int32 [B], 0 to T: how many of a row's tokens count, from the first; all T by
+            default. The others are padding: whatever they hold, they neither decay nor write,
+            their outputs are zero, and the history ends with the last inputs that count.
         chunk_size: 16, 32, 64 or 128.
-        precision: "float32", or "bfloat16" to round to it what is multiplied, in the three large
-            projections and in the rule, with sums and the state in float32.
+        precision: "float32", or "bfloat16" to round the operands of the three large projections
+            and of the rule to it; sums and the state stay float32.
         backend: of the rule, as for :func:`gdn_jax.chunk_gated_delta_rule`; projections and the
-            convolution are XLA's.
+            convolution always run on XLA.
 
     Raises:
         ShapeError: an argument of the wrong shape, rank or dtype, T = 0, another chunk size, or a
-            length beyond 0 to T (unless traced).
+            length outside 0 to T (unless traced).
         UnknownNameError: no such precision.
         BackendUnavailableError: the named backend cannot run here.
     """
@@ -194,7 +194,7 @@ def prefill_tokens(
 
 
 def _counted(lengths: Array | None, T: int) -> Callable[[Array], Array]:
-    """What puts zeros behind the tokens of [B, T, ..] that count; all do where None."""
+    """A function that zeros the tokens of [B, T, ..] that do not count; with None all count."""
     if lengths is None:
         return lambda x: x
     counts = jnp.arange(T)[None] < jnp.asarray(lengths)[:, None]
@@ -222,14 +222,14 @@ def scan_tokens(step: Step, state: GDNState, xs: Array) -> tuple[Array, GDNState
 def kernel_step(
     kernels: KernelLayer, state: GDNState, x: Array, *, trace: bool = False
 ) -> tuple[Array, GDNState, Trace | None]:
-    """A layer alone is a stack of one."""
+    """One token of one layer on the kernels, which take it as a stack of one."""
     stack = jax.tree.map(lambda x: x[None], state)
     y, stack, seen = kernels.step(stack, 0, x, trace=trace)
     return y, jax.tree.map(lambda x: x[0], stack), seen
 
 
 def check_lengths(op: str, lengths: Array, B: int, T: int) -> None:
-    """Raise ShapeError unless lengths are int32 [B], 0 to T; values are looked at unless traced."""
+    """Raise ShapeError unless lengths are int32 [B], 0 to T; values are checked unless traced."""
     check_array(op, "lengths", lengths, [("B", B)], [jnp.int32])
     if not isinstance(lengths, Tracer):
         found = np.asarray(lengths)
@@ -247,7 +247,7 @@ def checked_backend(
     *,
     many: bool = False,
 ) -> str:
-    """The backend to use, once everything is found to fit."""
+    """The backend to use, after checking that weights, state and inputs fit ``cfg``."""
     _check_operands(op, params, state, x, cfg, many=many)
     return backend_for(op, params, cfg, backend)
 
@@ -269,7 +269,7 @@ def _check_operands(
 def check_tokens(
     op: str, x: Array | np.ndarray, cfg: GDNConfig, B: int | None = None, *, many: bool = False
 ) -> None:
-    """Raise ShapeError unless ``x`` is [B, D], or where ``many`` xs [B, T, D] with T at least 1."""
+    """Raise ShapeError unless ``x`` is [B, D], or with ``many`` xs [B, T, D], T at least 1."""
     rows, D = ("B", B), ("D", cfg.d_model)
     name, dims = ("xs", [rows, ("T", None), D]) if many else ("x", [rows, D])
     check_array(op, name, x, dims, FLOATS)

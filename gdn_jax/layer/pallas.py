@@ -1,4 +1,4 @@
-"""One layer on the GPU kernels: its weights as they read them, and its read-back."""
+"""One layer on the GPU kernels: its weights in their layout, its step and its trace."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ def backend_for(op: str, params: GDNParams, cfg: GDNConfig, backend: str | None)
 
 
 def matrices(params: GDNParams) -> list[Matrix]:
-    """What a choice of backend asks about a layer's weights."""
+    """What the choice of a backend needs to know of a layer's weights."""
     return [matrix(name, getattr(params, name)) for name in (*LARGE, "in_proj_b", "in_proj_a")]
 
 
@@ -54,9 +54,9 @@ def params_to_kernel(params: GDNParams) -> GDNParams:
 def delta_rule_as_stepped(
     q: Array, k: Array, v: Array, g: Array, beta: Array, S: Array
 ) -> tuple[Array, Array]:
-    """The delta rule of B rows with the bits that a step on the kernels has.
+    """The delta rule of B rows, with the same bits as in a step on the kernels.
 
-    The same columns of S a CTA give the same order of sums.
+    Each CTA has as many columns of S as there, which gives the same order of sums.
     """
     tile = tuning.middle_tile(len(v), v.shape[-1], pallas_kernels.support.has_clusters())
     token = (x[:, None] for x in (q, k, v, g, beta))
@@ -65,9 +65,9 @@ def delta_rule_as_stepped(
 
 
 class KernelLayer:
-    """A layer's weights bound to the kernels; made outside of a loop over tokens.
+    """A layer's weights in the form that the kernels take; create it outside a loop over tokens.
 
-    ``step`` takes and gives the states of a stack, [L, N, ..], and touches one layer of it.
+    ``step`` takes and returns the states of a stack, [L, N, ..], and changes one layer of it.
     """
 
     def __init__(self, params: GDNParams, cfg: GDNConfig) -> None:
@@ -98,11 +98,11 @@ class KernelLayer:
         trace: bool = False,
         summed: bool = True,
     ) -> tuple[Array, GDNState, Trace | None]:
-        """One token of layer ``index`` for x [B, D], and the trace where asked for.
+        """One token of layer ``index`` for x [B, D], and its trace if ``trace``.
 
-        Row b is on slot b, or reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
-        y [B, D] in the dtype of x, or where not ``summed`` the K slices that it is the sum of,
-        float32 [splits, B, D], and no trace.
+        Row b uses slot b, or reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 is idle.
+        y is [B, D] in the dtype of x; without ``summed``, the partial sums over slices of K that
+        add up to it, float32 [splits, B, D], and no trace.
         """
         parts, S, hist, seen = layer.step(
             self.weights,

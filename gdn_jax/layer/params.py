@@ -21,8 +21,8 @@ from gdn_jax.types import Array
 class GDNParams:
     """Weights of one Gated DeltaNet layer, a pytree; rows are output channels.
 
-    The three large projections are a float32, bfloat16 or float16 array, used in float32, or a
-    :class:`gdn_jax.Q4Array` or its form for the GPU kernel. The six small tensors are float32.
+    Each of the three large projections is a float32, bfloat16 or float16 array, used in float32, or
+    a :class:`gdn_jax.Q4Array` or :class:`gdn_jax.Q4Kernel`. The six small tensors are float32.
 
     ===========  ============  =====================================================
     field        shape         use

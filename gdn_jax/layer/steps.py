@@ -1,10 +1,10 @@
 """The seven steps of one token, as seven pure functions in reading order.
 
-Step 5, :func:`delta_rule`, stands in :mod:`gdn_jax.ops.recurrence`, which operators share.
+Step 5, :func:`delta_rule`, is in :mod:`gdn_jax.ops.recurrence`, which the operators share.
 
-Each takes float32 arrays with leading batch axes and returns float32. Shapes are written without
-the batch. The results of a step pass an optimization barrier, so that XLA fuses inside a step and
-never across two: reading an intermediate out cannot change a bit of what follows it.
+Each step takes float32 arrays with leading batch axes and returns float32. Shapes are written
+without the batch. The results of a step pass an optimization barrier, so that XLA fuses inside a
+step and never across two: reading an intermediate out cannot change a bit of what follows it.
 """
 
 import functools
@@ -25,9 +25,9 @@ from gdn_jax.types import Array
 
 
 def cast(x: Array, dtype: DTypeLike) -> Array:
-    """x in another dtype, with the bits of that dtype whatever stands before and behind.
+    """x in another dtype, rounded to it whatever comes before and after.
 
-    XLA may leave out a rounding that is widened again; not across the barriers.
+    XLA may leave out a rounding that is widened again, but not across these barriers.
     """
     if x.dtype == dtype:
         return x

@@ -1,4 +1,4 @@
-"""Reading every operator of one token back."""
+"""The trace of one token: every operator's result, read back."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from gdn_jax.types import Array
 
 
 def trace_shapes(cfg: GDNConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every read-back entry, without the batch, in the order of the seven steps."""
+    """Shape of every entry of a trace, without the batch, in the order of the seven steps."""
     keys = (cfg.num_k_heads, cfg.head_k_dim)
     values = (cfg.num_v_heads, cfg.head_v_dim)
     heads = (cfg.num_v_heads,)

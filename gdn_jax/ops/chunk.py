@@ -32,21 +32,21 @@ def chunk_gated_delta_rule(
 
     The equations of :func:`gdn_jax.recurrent_gated_delta_rule` as matrix products, see
     :mod:`gdn_jax.ops.chunk_xla`: equal up to the order of float32 sums, whatever the chunk.
-    Differentiable, in memory linear in T: gradients of all operands take 9.3 KB a token and value
-    head at K = V = 128 and chunks of 64, outputs alone 4 KB (XLA's temporaries on a CPU).
+    Differentiable, with memory linear in T: at K = V = 128 and chunks of 64, gradients of all
+    operands take 9.3 KB per token and value head, outputs alone 4 KB (XLA's temporaries on a CPU).
 
     Args:
-        q, k, v, g, beta, scale, use_qk_l2norm: as there; T may be any number from 1 up.
+        q, k, v, g, beta, scale, use_qk_l2norm: as for that function; T is any number from 1 up.
         initial_state: S float32 [B, HV, K, V], with ``cu_seqlens`` [N, HV, K, V]; zeros by default.
         chunk_size: tokens of a chunk: 16, 32, 64 or 128.
         cu_seqlens: int32 [N + 1] for N sequences one after another, B = 1: sequence i has the
-            tokens ``cu_seqlens[i]`` to ``cu_seqlens[i + 1] - 1``. They do not see each other; an
-            empty one keeps its state. Tokens behind the last one give zeros.
+            tokens ``cu_seqlens[i]`` to ``cu_seqlens[i + 1] - 1``. No sequence affects another; an
+            empty one keeps its state. Tokens after the last sequence give zeros.
         backend: None takes pallas on a GPU of compute capability 9.0 for K and V of 64 or 128 and
-            chunks of 64, else xla; a name runs or raises. On pallas bfloat16 q, k and v are
-            multiplied as they are, and so is what is computed on the way, rounded to bfloat16;
-            others as sums of three bfloat16, which have the accuracy of float32. Sums and the
-            state are float32. Under differentiation both run the equations of xla.
+            chunks of 64, else xla; a named one runs or raises. If q, k and v are all bfloat16,
+            pallas multiplies them as they are and rounds intermediate operands to bfloat16;
+            otherwise it multiplies sums of three bfloat16, which have the accuracy of float32.
+            Sums and the state are float32. Under differentiation both run the equations of xla.
 
     Returns:
         o in v's dtype; S of each row, or of each sequence.
@@ -112,7 +112,7 @@ def chunk_rule(
 
 
 def _check_cu_seqlens(op: str, q: Array, cu_seqlens: Array) -> int:
-    """N."""
+    """Check ``cu_seqlens`` [N + 1] and return N."""
     check_array(op, "cu_seqlens", cu_seqlens, [("N+1", None)], [jnp.int32])
     if np.ndim(q) != 4 or q.shape[0] != 1 or cu_seqlens.shape[0] < 2:
         found = f"q has shape {np.shape(q)}, cu_seqlens {cu_seqlens.shape}"

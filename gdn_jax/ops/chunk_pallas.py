@@ -16,11 +16,11 @@ from pallas_kernels.kernels.chunk_through import Chunks, through
 from pallas_kernels.tuning import CHUNK, chunk_stages
 
 FLOAT32_PARTS = 3
-"""bfloat16 parts that keep the 24 bits of a float32."""
+"""How many bfloat16 parts keep the 24 bits of a float32."""
 
 
 def parts_for(*operands: Array) -> int:
-    """One part for operands that are bfloat16 already, else as many as keep a float32."""
+    """1 for operands that are all bfloat16, else as many parts as keep a float32."""
     narrow = all(x.dtype == jnp.bfloat16 for x in operands)
     return 1 if narrow else FLOAT32_PARTS
 
@@ -36,13 +36,13 @@ def _chunked(
     S: Array,
     cu_seqlens: Array | None,
 ) -> tuple[Array, Array]:
-    """As :func:`gdn_jax.ops.chunk_xla.chunked` with chunks of 64 and q not scaled yet: o, S.
+    """As :func:`gdn_jax.ops.chunk_xla.chunked` with chunks of 64 and q not yet scaled: o, S.
 
     Args:
-        parts: bfloat16 parts of q, k, v and of what is multiplied on the way: 1, or 3 for the
+        parts: bfloat16 parts of q, k, v and of every intermediate operand: 1, or 3 for the
             accuracy of float32.
         q, k, v: bfloat16 for one part, else float32; o is like v.
-        g, beta, S: float32, as there.
+        g, beta, S: float32, as for that function.
         scale: float32 [].
         cu_seqlens: int32 [N + 1] for packed sequences.
     """
@@ -101,7 +101,7 @@ def _run(
 ) -> tuple[tuple[Array, ...], Array]:
     """Whole chunks of tokens: q, k [64·n, HK, K], v [64·n, HV, V], g, beta [64·n, HV].
 
-    o is a tuple of parts.
+    o is a tuple of its parts.
     """
     q, k, v, g, beta = operands
     g, beta = (jnp.swapaxes(x.reshape(-1, CHUNK, x.shape[-1]), 1, 2) for x in (g, beta))
@@ -123,9 +123,9 @@ def _joined(parts: Sequence[Array]) -> Array:
 
 
 def _exact_sums(x: Array) -> tuple[Array, Array]:
-    """The sums of x up to each place of the last axis, and what they lack by rounding.
+    """The running sums of x over the last axis, and what rounding took from each.
 
-    So that the difference of two long sums is as exact as the numbers between them.
+    With both, the difference of two long sums is as exact as the numbers between them.
     """
 
     def add(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -139,12 +139,12 @@ def _exact_sums(x: Array) -> tuple[Array, Array]:
 
 
 def _split(x: Array, parts: int) -> Array:
-    """bfloat16 [parts, ..] whose sum is x but for what the last part rounds off."""
+    """bfloat16 [parts, ..] whose sum is x, except for what the last part rounds off."""
     if parts == 1:
         return x[None]
     found = []
     for _ in range(parts):
-        # A conversion that is undone at once would be left out by XLA.
+        # XLA would leave out a conversion that is undone at once.
         top = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
         found.append(top.astype(jnp.bfloat16))
         x = x - top

@@ -37,11 +37,12 @@ _einsum = functools.partial(
 class Packed(NamedTuple):
     """Where sequences that lie one after another begin and end, in tokens and in chunks of C.
 
-    No chunk has tokens of two sequences: ``seq`` [n] is the sequence of a chunk, N where there is
-    none, ``tokens`` [n, C] its tokens and ``valid`` [n, C] which of them exist; ``place`` [T] is
-    where a token's output lies among those of all chunks, ``known`` [T] whether it is of a
-    sequence. n is ``T // C + N``, as many as there can be. ``begin`` [N + 1] is the first chunk of
-    each sequence, and where the last one's end.
+    No chunk has tokens of two sequences. For each of n = ``T // C + N`` chunks, the most that can
+    be needed, ``seq`` [n] is its sequence, or N if it is unused; ``first`` and ``last`` [n] say
+    whether it is that sequence's first or last; ``tokens`` [n, C] are its tokens, and ``valid``
+    [n, C] says which of them exist. For each token, ``place`` [T] is the position of its output
+    among those of all chunks, and ``known`` [T] says whether it belongs to a sequence. ``begin``
+    [N + 1] is the first chunk of each sequence, then the end of the last one's chunks.
     """
 
     begin: Array
@@ -73,7 +74,7 @@ class Packed(NamedTuple):
         return cls(begin, jnp.where(inside, seq, N), first, last, tokens, valid, place, known)
 
     def chunks(self, x: Array) -> Array:
-        """[1, T, ..] -> [n, 1, C, ..], zeros where there is no token."""
+        """[1, T, ..] -> [n, 1, C, ..], zeros where a chunk has no token."""
         x = x[0, jnp.minimum(self.tokens, x.shape[1] - 1)]
         return jnp.where(_wide(self.valid, x), x, 0)[:, None]
 
@@ -95,7 +96,7 @@ def chunked(
         g, beta: float32 [B, T, HV].
         S: float32 [B, HV, K, V], or [N, HV, K, V] for N packed sequences.
         C: tokens of a chunk.
-        packed: where B is 1 and T holds several sequences.
+        packed: if B is 1 and T holds several sequences.
     """
     T, HK, (HV, V) = q.shape[1], q.shape[2], v.shape[2:]
     G = HV // HK
@@ -121,7 +122,7 @@ def chunked(
 
 
 class _Inside(NamedTuple):
-    """What a chunk gives without its state: see the equations above."""
+    """What a chunk computes without the state; see the equations above."""
 
     U: Array
     X: Array
@@ -151,14 +152,14 @@ def _decays(g: Array) -> Array:
     """M [.., C, C] of gates [.., C]: 0 above the diagonal, 1 on it."""
     C = g.shape[-1]
     below = jnp.tril(jnp.ones((C, C), bool), -1)
-    # Column j sums the gates behind token j alone.
+    # Column j sums only the gates after token j.
     gates = jnp.where(below, g[..., :, None], 0)
-    # Masked before the exponential, whose gradient would else be 0·inf.
+    # Masked before the exponential, whose gradient would otherwise be 0·inf.
     return jnp.exp(jnp.where(below | jnp.eye(C, dtype=bool), jnp.cumsum(gates, axis=-2), -jnp.inf))
 
 
 def _through(S: Array, part: _Inside) -> tuple[Array, Array]:
-    """One chunk: the state goes through, the outputs come out [B, HK, G, C, V]."""
+    """One chunk: the state after it, and its outputs [B, HK, G, C, V]."""
     delta = part.U - _einsum("bhgck,bhgkv->bhgcv", part.X, S)
     o = _einsum("bhgck,bhgkv->bhgcv", part.q, S)
     o += _einsum("bhgij,bhgjv->bhgiv", part.scores, delta)
@@ -167,7 +168,7 @@ def _through(S: Array, part: _Inside) -> tuple[Array, Array]:
 
 
 def _through_packed(starts: Array, parts: _Inside, packed: Packed) -> tuple[Array, Array]:
-    """As :func:`_through` for all chunks, from each sequence's state to its own."""
+    """As :func:`_through` for all chunks, each sequence from its own state: states, outputs."""
     N = len(starts)
 
     @jax.checkpoint
@@ -187,14 +188,14 @@ def _through_packed(starts: Array, parts: _Inside, packed: Packed) -> tuple[Arra
 
 
 def _split(x: Array, C: int) -> Array:
-    """[B, T, ..] -> [n, B, C, ..], zeros behind the last token: they neither decay nor write."""
+    """[B, T, ..] -> [n, B, C, ..], zeros after the last token, which neither decay nor write."""
     B, T = x.shape[:2]
     x = jnp.pad(x, [(0, 0), (0, -T % C), *[(0, 0)] * (x.ndim - 2)])
     return jnp.moveaxis(x.reshape(B, -1, C, *x.shape[2:]), 1, 0)
 
 
 def _sequence(begin: Array, x: Array) -> Array:
-    """Which interval of ``begin`` [N + 1] each x lies in; empty ones hold nothing; N is beyond."""
+    """The interval of ``begin`` [N + 1] that holds each x, never an empty one; N beyond them."""
     return jnp.searchsorted(begin[1:], x, side="right").astype(jnp.int32)
 
 

@@ -33,12 +33,12 @@ def recurrent_gated_delta_rule(
         q, k: [B, T, HK, K], float32, bfloat16 or float16; computed in float32.
         v: [B, T, HV, V], HV a multiple of HK.
         g: [B, T, HV], the log decay (0 keeps everything, never positive).
-        beta: [B, T, HV], the writing strength, already through its sigmoid.
-        scale: of q, applied once; K**-0.5 by default.
+        beta: [B, T, HV], the writing strength, after its sigmoid.
+        scale: the factor of q, applied once; K**-0.5 by default.
         initial_state: S float32 [B, HV, K, V]; zeros by default.
         use_qk_l2norm: first ``x · rsqrt(sum(x²) + 1e-6)`` on q and k.
         backend: None takes pallas on a CUDA GPU for K and V of 64 or 128 and T up to 4096, else
-            xla; a name runs or raises. Under differentiation both run the equations of xla.
+            xla; a named one runs or raises. Under differentiation both run the equations of xla.
 
     Raises:
         ShapeError: an argument of the wrong shape, rank or dtype, or T = 0.
@@ -82,7 +82,7 @@ def _kernel(
 
 @_kernel.def_vmap
 def _more_rows(size: int, batched: list[bool], *operands: Array):
-    """More rows of the same launch."""
+    """A mapped axis becomes more rows of one launch."""
     every = (
         x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
         for x, is_batched in zip(operands, batched, strict=True)

@@ -1,4 +1,4 @@
-"""What both forms of the delta rule take: its checks, and what its operands become."""
+"""The operands of both forms of the delta rule: their checks, and their form in float32."""
 
 import jax.numpy as jnp
 
@@ -42,7 +42,7 @@ def check_operands(
 def as_float32(
     q: Array, k: Array, v: Array, g: Array, beta: Array, use_qk_l2norm: bool
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """The operands in float32, q and k normalised where asked for."""
+    """The operands in float32, q and k normalised with ``use_qk_l2norm``."""
     q, k, v, g, beta = (jnp.asarray(x, jnp.float32) for x in (q, k, v, g, beta))
     if use_qk_l2norm:
         q, k = l2_normalise(q), l2_normalise(k)

@@ -1,4 +1,4 @@
-"""The recurrence of one token: the delta rule, the norm of its keys, and what makes both a step."""
+"""The recurrence of one token: the delta rule, the norm of its keys, the decorator of a step."""
 
 import functools
 from collections.abc import Callable

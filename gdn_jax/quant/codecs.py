@@ -1,7 +1,7 @@
 """Exchange layouts of int4 weights, all on the host and lossless both ways.
 
-Both carry the bits of :class:`Q4Array` unchanged but for the offset of GGUF's nibbles: a scale that
-is -0, subnormal or not finite comes back as it was.
+Both carry the bits of :class:`Q4Array` unchanged, except that GGUF's nibbles have an offset: a
+scale that is -0, subnormal or not finite comes back as it was.
 """
 
 from typing import Any
@@ -52,12 +52,12 @@ def q4_from_gguf_blocks(raw: Any, shape: tuple[int, int]) -> Q4Array:
 
 
 def words_of_gguf_blocks(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The fields of a Q4Array, on the host, of groups uint8 [N, K/32, 18]."""
+    """The fields of a Q4Array, on the host, from groups uint8 [N, K/32, 18]."""
     return _words(blocks[..., :2], blocks[..., 2:] ^ _OFFSET)
 
 
 def on_device(packed: np.ndarray, scales: np.ndarray) -> Q4Array:
-    """The Q4Array of its fields on the host."""
+    """The Q4Array on the device, from its fields on the host."""
     return Q4Array(jnp.asarray(packed), jnp.asarray(scales))
 
 
@@ -66,8 +66,8 @@ def q4_to_tiles(w: Q4Array) -> np.ndarray:
 
     A tile is the four rows' float16 scales, little-endian, then 16 bytes a row: byte j holds the
     two's complement nibble of column j in its low half and of column j + 16 in its high half.
-    Tiles of the same four rows follow each other in column order. A tile cannot say that one of
-    its rows is missing, so N that is not a multiple of 4 is refused.
+    Tiles of the same four rows follow each other in column order. A tile always holds four rows,
+    so an N that is not a multiple of 4 is refused.
 
     Raises:
         ShapeError: ``w`` is not a Q4Array [N, K], or N is not a multiple of 4.
@@ -120,7 +120,7 @@ def _to_host(where: str, w: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _words(scales: np.ndarray, nibbles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Words and scales of the bytes that :func:`_to_host` gives."""
+    """Words and scales from the bytes that :func:`_to_host` gives."""
     N, groups = scales.shape[:2]
     halves = np.ascontiguousarray(scales).view("<f2")[..., 0].astype(np.float16)
     words = np.ascontiguousarray(nibbles).view("<i4").astype(np.int32)
@@ -141,7 +141,7 @@ def _check_tile_rows(where: str, N: int) -> None:
 
 
 def _bytes(where: str, raw: Any, shape: tuple[int, int]) -> np.ndarray:
-    """``raw`` as a host array, when it is uint8 of this shape or of one axis with as many bytes."""
+    """``raw`` as a host array, if it is uint8 of this shape, or as many bytes in one axis."""
     if not hasattr(raw, "shape") or raw.dtype != np.uint8:
         found = f"a {type(raw).__name__}" if not hasattr(raw, "shape") else f"of {raw.dtype}"
         raise ShapeError(f"{where}: raw is {found}; needed uint8 {list(shape)}")

@@ -11,15 +11,16 @@ _FEW_ROWS = 8
 
 
 def few_rows(x: Array) -> bool:
-    """Whether x [.., K] has at most eight rows, so that a product is no dot."""
+    """Whether x [.., K] has at most eight rows, which :func:`matmul` multiplies without a dot."""
     return x.size <= _FEW_ROWS * x.shape[-1]
 
 
 def matmul(x: Array, w: Array) -> Array:
     """``y = w·x`` in float32: x [.., D], w [N, D] -> y [.., N].
 
-    Up to eight rows, the decoding of a few sequences, are :func:`products` one row after another,
-    so that each has the bits that it has alone. More rows are one dot at ``Precision.HIGHEST``.
+    Up to eight rows, as when a few sequences decode, are multiplied one after another by
+    :func:`products`, so that each has the same bits as when it is alone. More rows are one dot
+    at ``Precision.HIGHEST``.
     """
     w = w.astype(jnp.float32)
     if few_rows(x):
@@ -31,15 +32,15 @@ def matmul(x: Array, w: Array) -> Array:
 
 
 def _apart(w: Array, row: Array) -> Array:
-    # Else the bits depend on whether the weights are an argument or a constant of the program.
+    # Without it, bits depend on whether the weights are an argument or a constant of the program.
     return products(*lax.optimization_barrier((row, w)))
 
 
 def products(x: Array, w: Array) -> Array:
     """``y = w·x`` as products and a sum, float32.
 
-    XLA adds one row up in a tree, with a quarter of a dot's error (1e-7 against 4e-7 at D = 5120
-    on a CPU; 7e-7 where it takes several rows at once). On a GPU there is no TF32 in it, and no
-    library call whose algorithm, and so whose bits, is chosen by timing.
+    XLA sums one row in a tree, with a quarter of a dot's error (1e-7 against 4e-7 at D = 5120 on a
+    CPU; 7e-7 when it takes several rows at once). On a GPU it uses no TF32, and calls no library
+    that chooses its algorithm, and with it the bits, by timing.
     """
     return jnp.sum(jnp.expand_dims(x, -2) * lax.expand_dims(w, range(x.ndim - 1)), axis=-1)

@@ -23,7 +23,7 @@ class Q4Kernel:
     """A Q4Array's bits in the order that the GPU kernel reads, N and K multiples of 64; a pytree.
 
     ``blocks`` is int32 [.., N/64, K/64, 9, 64], as :mod:`pallas_kernels.q4_layout` states it.
-    Matrices of one K are joined by rows by joining ``blocks`` along the axis N/64.
+    To join matrices of equal K by rows, join their ``blocks`` along the axis N/64.
     """
 
     blocks: Array
@@ -46,7 +46,7 @@ class Q4Kernel:
 
 
 def to_kernel(w: Q4Array) -> Q4Kernel:
-    """The kernel's form of ``w``, with any leading axes; :func:`from_kernel` has its bits back.
+    """The kernel's form of ``w``, with any leading axes; :func:`from_kernel` gives its bits back.
 
     Raises:
         ShapeError: not a Q4Array, or N or K is not a multiple of 64.
@@ -66,7 +66,7 @@ def from_kernel(w: Q4Kernel) -> Q4Array:
 def kernel_product(x: Array, w: Q4Kernel) -> Array:
     """``y = w·x`` on the GPU kernel, unchecked: x float32 [B, K], w [N, K] -> y float32 [B, N].
 
-    Under ``vmap`` one call after the other.
+    Under ``vmap`` it makes one call after another.
     """
     return _gemv(x, w.blocks)
 
@@ -77,7 +77,7 @@ def _gemv(x: Array, blocks: Array) -> Array:
 
 
 def matrix(name: str, w: Array | Q4Array | Q4Kernel) -> Matrix:
-    """What :func:`gdn_jax._core.backend.choose` asks about a weight [N, K]."""
+    """What :func:`gdn_jax._core.backend.choose` needs to know of a weight [N, K]."""
     int4 = isinstance(w, Q4Array | Q4Kernel)
     return Matrix(name, w.shape, int4, not isinstance(w, Q4Array))
 

@@ -24,7 +24,7 @@ Weight = Array | Q4Array | Q4Kernel
 class Rounded:
     """A weight for products of many rows: operands rounded to bfloat16, sums in float32.
 
-    With ``narrow_result`` the sums are rounded to bfloat16 at last: half the memory.
+    With ``narrow_result`` the finished sums are rounded to bfloat16 as well, for half the memory.
     """
 
     weight: Weight
@@ -34,7 +34,7 @@ class Rounded:
 def project(x: Array, w: Weight | Rounded) -> Array:
     """``y = w·x`` in float32: x [.., D], w [N, D] -> y [.., N].
 
-    A :class:`Rounded` weight is multiplied as it says.
+    A :class:`Rounded` weight is multiplied as that class says.
     """
     match w:
         case Rounded(weight, narrow_result):

@@ -33,26 +33,26 @@ def q4_matmul(
     With groups ``g`` of 32 columns, integers ``n`` and scales ``s`` of :class:`Q4Array`:
 
     - ``"f32"``: ``y = sum_g s_g · sum_j n_j·x_j``, everything in float32: the float32 product with
-      ``dequantize(w)`` up to the order of its sums. More than eight rows are one dot, for which
-      the float32 weights exist while it runs.
+      ``dequantize(w)`` up to the order of its sums. More than eight rows are one dot, which
+      holds the float32 weights in memory while it runs.
     - ``"q8"``: the activations become 8-bit integers first (:func:`quantize_q8`), then
       ``y = sum_g (s_g·d_g) · sum_j n_j·q_j`` with the inner sum exact in int32. About 1 % away
-      from ``"f32"``, as a system that quantises its activations is: name it when comparing.
+      from ``"f32"``: choose it to compare with a system that quantises its activations.
 
-    A row of x that is not finite gives a row of y that is not; no row sees what others hold.
+    A row of x that is not finite gives a row of y that is not finite, and changes no other row.
 
     The backend ``"pallas"`` has a GPU kernel for ``"f32"``, N and K multiples of 64, with x exact
     to 2**-30 of its row's largest magnitude. It reads a Q4Kernel in place; a Q4Array is laid out
-    anew in each call, which costs more than the product. Under ``vmap`` it runs one call after the
-    other.
+    anew in each call, which costs more than the product. Under ``vmap`` it makes one call after
+    another.
 
     Args:
         x: activations.
-        w: weights without leading axes; use ``vmap`` for a stack. A Q4Kernel is laid out for the
-            kernel and undone in each call by ``"xla"``.
+        w: weights without leading axes; use ``vmap`` for a stack. A Q4Kernel is in the
+            kernel's layout, which ``"xla"`` undoes in each call.
         activations: ``"f32"`` or ``"q8"``.
-        backend: None takes the kernel for a Q4Kernel where :func:`gdn_jax.select_backend` finds
-            one, else ``"xla"``; a name runs or raises.
+        backend: None takes the kernel for a Q4Kernel if :func:`gdn_jax.select_backend` says that
+            it can run, else ``"xla"``; a named one runs or raises.
 
     Raises:
         ShapeError: an argument of the wrong shape, rank or dtype.
@@ -78,7 +78,7 @@ def q4_matmul(
 
 
 def exchange_form(w: Q4Array | Q4Kernel) -> Q4Array:
-    """``w`` itself, or the exchange form of the kernel's."""
+    """``w`` in exchange form: a Q4Array as it is, a Q4Kernel converted."""
     return from_kernel(w) if isinstance(w, Q4Kernel) else w
 
 
@@ -93,7 +93,7 @@ def matmul_f32(x: Array, w: Q4Array | Q4Kernel) -> Array:
 
 
 def matmul_q8(x: Array, w: Q4Array) -> Array:
-    """The ``"q8"`` convention on XLA, unchecked; eight rows at a time bound its memory."""
+    """The ``"q8"`` convention on XLA, unchecked; eight rows at a time, to bound its memory."""
 
     def row(x: Array) -> Array:
         q, d = quantize_q8(x)
@@ -124,9 +124,10 @@ def quantize_q8(x: Array) -> tuple[Array, Array]:
 
 
 def _round_to_f16(d: Array) -> Array:
-    """float32 rounded to what float16 holds, so that XLA may drop the conversions to it and back.
+    """float32 rounded to a value of float16, the same if XLA drops the conversion to it and back.
 
-    On a GPU it does where they meet. ``reduce_precision`` stays, but zeroes float16's subnormals.
+    On a GPU XLA does so where the two meet. It keeps ``reduce_precision``, which however turns
+    float16's subnormals into zeros.
     """
     subnormal = lax.round(d * 2.0**24, lax.RoundingMethod.TO_NEAREST_EVEN) * 2.0**-24
     normal = lax.reduce_precision(d, exponent_bits=5, mantissa_bits=10)
@@ -134,7 +135,7 @@ def _round_to_f16(d: Array) -> Array:
 
 
 def _dequantised(x: Array, w: Q4Array) -> Array:
-    """One loop from int4 to the sum on a GPU; more than eight rows need the float32 weights."""
+    """On a GPU one loop from int4 to the sum; more than eight rows need the float32 weights."""
     return (dense.products if dense.few_rows(x) else dense.matmul)(x, dequantize(w))
 
 

@@ -10,16 +10,16 @@ Int4 = Q4Array | Q4Kernel
 
 
 class Q4Pool:
-    """Int4 matrices by key: a host object, compared by identity, that owns what layers only name.
+    """Int4 matrices by key, which the pool owns: a host object, compared by identity.
 
     A layer bound to the pool (:meth:`gdn_jax.LayerBank.bind_q4`) holds keys, not arrays. Clearing
     or rebuilding starts a new :attr:`generation`, which makes every earlier binding stale, even
-    when the new pool has the same keys and shapes; the old arrays are let go, and their memory is
-    free unless the caller holds them too.
+    when the new pool has the same keys and shapes; the old arrays are dropped, and their memory
+    is freed unless the caller still holds them.
 
     Raises:
-        ShapeError: a key that is not text, or a value that is neither a Q4Array [N, K] nor its
-            form for the GPU kernels.
+        ShapeError: a key that is not text, or a value that is neither a Q4Array nor a Q4Kernel,
+            [N, K].
     """
 
     def __init__(self, arrays: Mapping[str, Int4] | None = None) -> None:
@@ -28,7 +28,7 @@ class Q4Pool:
 
     @property
     def generation(self) -> int:
-        """How often the pool was cleared or rebuilt."""
+        """How many times the pool was cleared or rebuilt."""
         return self._generation
 
     @property
@@ -37,12 +37,12 @@ class Q4Pool:
         return sum(w.nbytes for w in self._arrays.values())
 
     def rebuild(self, arrays: Mapping[str, Int4]) -> None:
-        """Replace the whole content; checked first, so that a bad one leaves the pool as it was."""
+        """Replace all matrices, checked first, so that a bad one leaves the pool unchanged."""
         self._arrays = self._checked("Q4Pool.rebuild", arrays)
         self._generation += 1
 
     def clear(self) -> None:
-        """Let everything go."""
+        """Drop every matrix."""
         self._arrays = {}
         self._generation += 1
 

@@ -38,8 +38,8 @@ class Q4Array:
     so integers are in -8..7 and scales of either sign. In memory, the 16 bytes of a group's words
     hold column ``j`` in the low and ``j + 16`` in the high half of byte ``j``.
 
-    Leading axes are those of both fields: ``jax.tree.map`` indexes a stack, and ``vmap`` and
-    ``scan`` run over one.
+    Both fields have the same leading axes, so that ``jax.tree.map`` can index a stack, and
+    ``vmap`` and ``scan`` can run over one.
     """
 
     packed: Array
@@ -64,7 +64,7 @@ class Q4Array:
 def check_q4(
     where: str, name: str, w: Any, dims: Sequence[tuple[str, int | None]] | None = None
 ) -> None:
-    """Raise ShapeError unless ``w`` is a whole Q4Array of these sizes (None: any, two or more)."""
+    """Raise ShapeError unless ``w`` is a whole Q4Array of these sizes (None: any two or more)."""
     if not isinstance(w, Q4Array):
         raise ShapeError(f"{where}: {name} is a {type(w).__name__}; needed a gdn_jax.Q4Array")
     lead = [("..", None)] * (np.ndim(w.scales) - 2) if dims is None else dims[:-2]
@@ -85,7 +85,7 @@ def dequantize(w: Q4Array, dtype: Any = jnp.float32) -> Array:
     """``integer · scale``, [.., N, K]: what every other path is measured against.
 
     Exact in float32, since a product has at most 15 significant bits; in bfloat16 and float16 it
-    is that number rounded once, and infinite where float16 ends.
+    is that number rounded once, and infinite beyond the range of float16.
 
     Args:
         w: the weights, with any leading axes.

@@ -12,10 +12,10 @@ from gdn_jax.errors import QuantizationError, ShapeError, UnknownNameError
 from gdn_jax.quant.q4array import GROUP, Q4Array
 
 _BLOCK = 2**20
-"""Weights of one block of rows: with fewer, threads wait for each other between NumPy's calls."""
+"""Weights in one block of rows; with fewer, threads wait for each other between NumPy's calls."""
 
 _CANDIDATES = np.array([-8, -9.5, -9, -8.5, -7.5, -7, -6.5, 5.5, 6, 6.5, 7, 7.5, 8], np.float32)
-"""What the value of largest magnitude may become before rounding and clipping."""
+"""What to try as the value of largest magnitude, before rounding and clipping."""
 
 Integers = np.ndarray
 Scales = np.ndarray
@@ -24,21 +24,21 @@ Scales = np.ndarray
 def quantize_q4(
     array: Any, rule: str = "q4_0", *, progress: Callable[[int, int], None] | None = None
 ) -> Q4Array:
-    """Quantise weights [N, K] to 4-bit integers with a float16 scale for 32 columns.
+    """Quantise weights [N, K] to 4-bit integers with a float16 scale for each 32 columns.
 
-    Each group of 32 columns of a row stands alone. With ``m`` its value of largest magnitude, the
-    first of several:
+    Each group of 32 columns of a row is quantised by itself. Let ``m`` be its value of largest
+    magnitude, the first if several have the same:
 
     - ``"q4_0"``, the rule of GGUF, bit for bit: ``d = m / -8``, ``scale = float16(d)`` and
       ``integer = clip(floor(x · (1/d) + 8.5) - 8, -8, 7)`` in float32. The integers are taken with
-      the unrounded d, so where d lies below float16 they may be nonzero under a scale of zero.
-      Where 1/d is beyond float32 they are zero, which GGUF leaves undefined.
-    - ``"mse"``, least squares: several tries at what m becomes give integers ``n``, each with the
+      the unrounded d, so where d is too small for float16 they may be nonzero under a scale of
+      zero. Where 1/d is beyond float32 they are zero, a case that GGUF leaves undefined.
+    - ``"mse"``, least squares: each of several values tried for m gives integers ``n``, with the
       best scale ``<x, n> / <n, n>`` rounded to float16; the try with the smallest squared error is
-      rounded and fitted once more. A group keeps what ``"q4_0"`` gives unless this is better.
+      rounded and fitted once more. A group keeps the result of ``"q4_0"`` unless this is better.
 
     A scale takes the sign of -m or m. Below 2**-14 it is subnormal and keeps fewer bits. An
-    all-zero group has zeros and the scale 0/-8, which is -0 as in GGUF.
+    all-zero group has integers 0 and the scale 0/-8, which is -0 as in GGUF.
 
     Runs in NumPy, on blocks of rows in threads.
 
@@ -81,7 +81,7 @@ def quantized_rows(x: np.ndarray, rule: str = "q4_0", first: int = 0) -> tuple[n
     """:func:`quantize_q4` of rows from ``first`` on, in this thread: words and scales on the host.
 
     Raises:
-        QuantizationError: as there.
+        QuantizationError: as :func:`quantize_q4`.
     """
     K = x.shape[1]
     groups = x.astype(np.float32, order="C").reshape(-1, GROUP)
@@ -112,7 +112,7 @@ def _pack(integers: Integers) -> np.ndarray:
 
 
 def _largest(x: np.ndarray) -> np.ndarray:
-    """The value of largest magnitude of each group, [G, 1]; NaN where there is one."""
+    """The value of largest magnitude of each group, [G, 1]; NaN if the group holds one."""
     return np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
 
 
@@ -130,7 +130,7 @@ def _q4_0(x: np.ndarray) -> tuple[Integers, Scales]:
 
 
 def _fit(x: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best float16 scale of float integers n, in float32, and by how much it lowers sum(x²)."""
+    """The best float16 scale for integers n, both as float32, and how much it lowers sum(x²)."""
     xn, nn = (np.einsum("gk,gk->g", a, n)[:, None] for a in (x, n))
     scale = (xn / nn).astype(np.float16).astype(np.float32)
     return scale, scale * (2 * xn - scale * nn)

@@ -1,4 +1,4 @@
-"""Resident layers: which weights are on the device, and the rule that nothing else is stepped."""
+"""Resident layers: which weights are on the device, and that only such layers are stepped."""
 
 import dataclasses
 
@@ -29,12 +29,12 @@ class LayerBank:
 
     Every change returns a new bank that shares its arrays with the old one, so a refused change
     leaves the bank exactly as it was. A layer is stepped only when all of its weights are
-    resident; otherwise an error, before any state changes. A layer's three large projections are
-    held directly or bound to a :class:`gdn_jax.Q4Pool` by key, never both.
+    resident; otherwise a step raises before any state changes. A layer's three large projections
+    are held directly or bound to a :class:`gdn_jax.Q4Pool` by key, never both.
 
     ``layer`` is a static Python integer everywhere. Passed through ``jit`` or ``jax.tree.map``, a
     bank becomes a snapshot that holds the arrays of its bindings; a function that closes over a
-    bank keeps those of the moment it was traced.
+    bank keeps the arrays that it had when it was traced.
 
     Raises:
         ShapeError: ``cfg`` is not a GDNConfig or ``num_layers`` not a positive integer.
@@ -190,17 +190,17 @@ class LayerBank:
         """One token of one layer for B sequences of a pool: row b is in slot ``slots[b]``.
 
         A row of slot -1, to read or to write, is idle: it reads and writes nothing and its output
-        is zero. What the others give does not depend on it. Traceable; jit it with the pool donated
+        is zero. The other rows do not depend on it. Traceable; jit it with the pool donated
         for an update in place. A row's bits depend on B and the backend, not on what the other rows
-        hold; a batch of its own gives it within 1e-6.
+        hold; alone in a batch it agrees within 1e-6.
 
         Args:
             pool: of this bank's configuration and number of layers.
-            layer: of the stack.
+            layer: index in the stack.
             x: [B, D] float32, bfloat16 or float16, as for :func:`gdn_jax.decode_step`.
             slots: int32 [B], the slots whose states are read.
-            write_slots: int32 [B], where the new states go; ``slots`` by default. A prefix is read
-                without being changed by writing elsewhere. No slot may be written twice.
+            write_slots: int32 [B], where the new states go; ``slots`` by default. To leave a
+                prefix unchanged, write elsewhere. No slot may be written twice.
             backend: as for :func:`gdn_jax.decode_step`.
 
         Raises:
@@ -245,19 +245,19 @@ class LayerBank:
     ) -> tuple[Array, DraftRecord]:
         """Up to Td draft tokens a row, xs [B, Td, D], from the slots of a pool that is not changed.
 
-        ``pool.commit({layer: record}, slots, accepted)`` moves the slots on to what was accepted,
-        exactly as decoding those tokens one by one would have: bit for bit on one backend.
+        ``pool.commit({layer: record}, slots, accepted)`` advances the slots by what was accepted,
+        exactly as decoding those tokens one by one: bit for bit on one backend.
 
         Args:
             pool, layer, slots, backend: as for :meth:`step_slots`; a slot may be read twice.
             xs: inputs; tokens beyond a row's length give zeros and cannot be accepted.
             lengths: int32 [B], 0 to Td; all by default.
-            parents: int32 [B, Td] for a tree: the token that token t continues, before it in
-                order, or -1 for the slot's own state; a chain by default.
+            parents: int32 [B, Td] for a tree: the earlier token that token t continues, or -1
+                for the slot's own state; a chain by default.
             scheme: "snapshot" or "replay", see :mod:`gdn_jax.serving.drafts`.
 
         Returns:
-            ys [B, Td, D], and what a commit needs.
+            ys [B, Td, D], and the record that a commit needs.
 
         Raises:
             LayerNotResidentError, ShapeError, SlotError: as :meth:`step_slots`.

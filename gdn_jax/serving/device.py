@@ -1,7 +1,7 @@
 """What a pool does on the device: whole slots zeroed, copied, read and written by index.
 
-Each of these is one program over S and conv_hist [L, N, ..] that touches the slots it is given;
-an index outside 0..N-1, such as -1, neither reads nor writes; only a read needs one inside.
+Each operation is one program over S and conv_hist [L, N, ..] that touches only the given slots. An
+index outside 0..N-1, such as -1, neither reads nor writes; only :func:`read_slot` needs one inside.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from gdn_jax.types import Array
 
 
 def padded(slots: Any) -> Any:
-    """Host slots up to a power of two with -1, which the device skips: few sizes to compile."""
+    """Host slots padded to a power of two with -1, which the device skips: few sizes compile."""
     if isinstance(slots, np.ndarray):
         padding = (1 << (slots.size - 1).bit_length() if slots.size else 1) - slots.size
         return np.pad(slots, (0, padding), constant_values=-1)
@@ -32,7 +32,7 @@ def reset_slots(state: GDNState, slots: Array) -> GDNState:
 
 
 def copy_slots(state: GDNState, src: Array, dst: Array) -> GDNState:
-    """``src`` [n] or [1]; every source is read before any target is written."""
+    """``src`` [n] or [1] into ``dst`` [n]; every source is read before any target is written."""
     dst = jnp.where((src >= 0) & (src < state.S.shape[1]), dst, -1)
     return jax.tree.map(lambda x: _put(x, dst, jnp.take(x, src, axis=1, mode="clip")), state)
 

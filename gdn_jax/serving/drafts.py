@@ -1,16 +1,16 @@
-"""Draft tokens and what keeps them revocable: run them beside the state, commit what was accepted.
+"""Draft tokens that can be revoked: run them beside the state, commit what was accepted.
 
 A draft is a tree: token t continues the state after its parent, an earlier token or the state
 itself (-1). A chain is the tree in which every parent is the token before. Nothing is written
-until :func:`committed` makes the state after one of its nodes, by either scheme:
+until :func:`committed` computes the state after one of its nodes, by either scheme:
 
-- ``"snapshot"`` keeps S after every token: ``4·Td·HV·K·V`` bytes a row and layer, and a commit is a
-  copy of one.
+- ``"snapshot"`` keeps S after every token: ``4·Td·HV·K·V`` bytes a row and layer, and a commit
+  copies one of them.
 - ``"replay"`` keeps q, k, v, g and beta of every token: ``4·Td·(2·HK·K + HV·V + 2·HV)`` bytes, and
   a commit runs the delta rule again over the accepted tokens.
 
-Both also keep the convolution's inputs, ``4·Td·C`` bytes. For the 27B layer a snapshot is 3.1 MB a
-token against 41 KB: replay needs 77 times less, and its commit reads and writes S once a token.
+Both also keep the convolution's inputs, ``4·Td·C`` bytes. For the 27B layer a snapshot takes 3.1 MB
+a token and replay 41 KB, 77 times less; but its commit reads and writes S once a token.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ SCHEMES = ("snapshot", "replay")
 class Plan:
     """What a draft of Td tokens for B rows runs, and what it keeps.
 
-    ``lengths`` int32 [B], ``parents`` int32 [B, Td]; ``chain`` where every parent is the token
-    before, so that no state but the last is needed again; ``scheme`` one of :data:`SCHEMES`.
+    ``lengths`` int32 [B], ``parents`` int32 [B, Td]; ``chain`` says that every parent is the
+    token before, so that no state but the last is needed again; ``scheme`` one of :data:`SCHEMES`.
     """
 
     lengths: Array
@@ -58,8 +58,8 @@ class DraftRecord:
 
     ``S`` [Td, B, HV, K, V] or ``operands`` q, k [Td, B, HK, K], v [Td, B, HV, V], g, beta
     [Td, B, HV] by the scheme, the other is None; ``frames`` [Td, B, C] are the convolution's
-    inputs, ``parents`` int32 [B, Td], ``lengths`` int32 [B]. ``backend`` ran the draft, and runs
-    the delta rule again.
+    inputs, ``parents`` int32 [B, Td], ``lengths`` int32 [B]. ``backend`` ran the draft, and a
+    commit by replay runs the delta rule on it.
     """
 
     S: Array | None
@@ -76,14 +76,14 @@ class DraftRecord:
 
 
 def planned(where: str, B: int, Td: int, lengths: Any, parents: Any, scheme: str) -> Plan:
-    """The plan of a draft, checked; values are looked at unless traced.
+    """The plan of a draft, after checks; values are checked unless traced.
 
-    ``lengths`` None is every token, ``parents`` None a chain.
+    None as ``lengths`` means every token, None as ``parents`` a chain.
 
     Raises:
         UnknownNameError: no such scheme.
-        ShapeError: a wrong shape or dtype, a length beyond 0 to Td, or a parent that is no earlier
-            token.
+        ShapeError: a wrong shape or dtype, a length outside 0 to Td, or a parent that is not an
+            earlier token.
     """
     if scheme not in SCHEMES:
         raise UnknownNameError(f"{where}: no scheme {scheme!r}; there are {', '.join(SCHEMES)}")
@@ -111,7 +111,7 @@ def draft(
     Tokens at or beyond a row's length give zeros.
 
     Args:
-        step: one token of the layer with every operator read back, on ``backend``.
+        step: one token of the layer with every operator's result, on ``backend``.
         state: S [B, HV, K, V], conv_hist [B, W-1, C].
         xs: inputs, in an order in which parents come first.
         plan: of :func:`planned`.
@@ -145,7 +145,7 @@ def draft(
 
 
 def committed(record: DraftRecord, state: GDNState, accepted: Array) -> GDNState:
-    """The rows of ``state`` after their accepted node: number n is node n - 1, 0 the state itself.
+    """The rows of ``state`` after their accepted node: n means node n - 1, 0 the state itself.
 
     Equal to decoding the tokens on the path to the node one after another, bit for bit on one
     backend. A number beyond a row's length is taken as the length.
@@ -170,7 +170,7 @@ def _replayed(record: DraftRecord, start: Array, node: Array) -> Array:
     rule = delta_rule_as_stepped if record.backend == "pallas" else steps.delta_rule
 
     def token(S: Array, operands: Any) -> tuple[Array, None]:
-        # As in the draft, where they came through a barrier: fused into the rule they change bits.
+        # A barrier as in the draft: fused into the rule, the operands would change bits.
         taken, (q, k, v, g, beta) = lax.optimization_barrier(operands)
         _, new = rule(q, k, v, g, beta, S)
         return jnp.where(taken[:, None, None, None], new, S), None
@@ -193,7 +193,7 @@ def on_path(parents: Array, node: Array) -> Array:
 
 
 def _history(record: DraftRecord, hist: Array, node: Array) -> Array:
-    """The last W-1 inputs on the path: those of the draft, then what the old history ends with."""
+    """The last W-1 inputs on the path: those of the draft, after the end of the old history."""
     at, past, frames = node, jnp.full_like(node, hist.shape[1] - 1), []
     for _ in range(hist.shape[1]):
         drafted = (at >= 0)[:, None]

@@ -20,8 +20,8 @@ def save_pool(path: str | os.PathLike[str], pool: StatePool) -> None:
     """Write a pool to a safetensors file, atomically, in the manner of :func:`save_state`.
 
     ``S`` and ``conv_hist`` of the U slots in use, ascending [L, U, ..], and the ``generation`` and
-    ``turn`` of all N. The file appears under ``path`` whole or not at all: a process that dies on
-    the way leaves what stood there, and at most a hidden neighbour ``.NAME.xxxxxxxx``.
+    ``turn`` of all N. The file appears under ``path`` whole or not at all: a process that dies
+    on the way leaves the old file, and at most a hidden file ``.NAME.xxxxxxxx`` beside it.
 
     Raises:
         ShapeError: not a pool, or one whose arrays do not fit its configuration.

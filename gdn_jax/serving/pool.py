@@ -30,24 +30,24 @@ class StatePool:
     An immutable pytree: every method returns a new pool, and one that raises leaves the old pool
     exactly as it was. A slot is a plain int32 number that means the same in every layer.
 
-    **What is found.** ``alloc``, ``free`` and every method that takes slots check them on the host
-    before anything runs on the device. A slot that is out of range, named twice, never handed out
-    or freed is a SlotError: double free and use after free are found for as long as the slot is
-    free, and a freed slot is handed out again only after all others that are free. Once it is
-    handed out again its old number is the new owner's number; whoever must know the difference
-    keeps :meth:`generation` and asks :meth:`check`.
+    **What is checked.** ``alloc``, ``free`` and every method that takes slots check them on the
+    host before anything runs on the device. A slot that is out of range, named twice, never handed
+    out or freed is a SlotError. So double free and use after free raise for as long as the slot is
+    free, and a freed slot is handed out again only after all other free slots. Once it is handed
+    out again, its number belongs to the new owner; a caller who must tell the two owners apart
+    keeps :meth:`generation` and passes it to :meth:`check`.
 
     **Memory.** Nothing is donated unless asked: by default a method leaves this pool usable and so
-    copies both arrays, whatever it changes in them. With ``donate=True`` the arrays are updated in
+    copies both arrays, however little it changes. With ``donate=True`` the arrays are updated in
     place and only the slots named are touched; this pool, and every pool that shares its arrays,
     can then no longer be used. ``free`` touches no array, and shares them with the new pool.
 
     **Under jit.** A pool goes in and comes out like any pytree; donate it there for an update in
-    place. The table travels as two small int32 leaves, not as static data: a step is traced once
-    whatever is handed out meanwhile, and the pool that it returns has the table of the call. That
-    table is then on the device, so the next method to look at it waits for the step. Slots cannot
-    be handed out, freed or checked inside; ``reset`` and ``copy`` work there unchecked, and a slot
-    outside 0..N-1, such as the -1 of an idle row, neither reads nor writes.
+    place. The table travels as two small int32 leaves, not as static data: a step is traced once,
+    whichever slots are handed out later, and the pool that it returns has the table of the call.
+    That table is then on the device, so the next method that reads it waits for the step. Inside
+    jit, slots cannot be handed out, freed or checked; ``reset`` and ``copy`` work unchecked, and a
+    slot outside 0..N-1, such as the -1 of an idle row, neither reads nor writes.
     """
 
     cfg: GDNConfig = dataclasses.field(metadata={"static": True})
@@ -87,7 +87,7 @@ class StatePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both arrays, used or not."""
+        """Bytes of both arrays, those of free slots included."""
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in (self.S, self.conv_hist))
 
     @property
@@ -179,14 +179,14 @@ class StatePool:
         return self._run(copy_slots, donate, source, padded(target))
 
     def commit(self, records: Mapping[int, DraftRecord], slots: Array, accepted: Array) -> Self:
-        """Move every row's slot on to its accepted draft tokens, in the layers that have a record.
+        """Advance every row's slot by its accepted draft tokens, in the layers that have a record.
 
         The slot then holds what decoding the tokens on the path one by one would have left, bit
         for bit on one backend; rejected tokens leave no trace. Works under jit, where the pool may
         be donated; elsewhere both arrays are copied.
 
         Args:
-            records: of :meth:`gdn_jax.LayerBank.draft_slots` from these slots, by layer.
+            records: by layer, what :meth:`gdn_jax.LayerBank.draft_slots` gave for these slots.
             slots: int32 [B]; -1 is an idle row.
             accepted: int32 [B]: how many tokens of a chain, 0 to the row's length; for a tree the
                 accepted node's index + 1.
@@ -270,7 +270,7 @@ def check_pool(
 ) -> None:
     """Raise ShapeError unless ``pool`` is a StatePool whose arrays fit its configuration.
 
-    Where given, ``cfg`` is the configuration that it must have, ``num_layers`` its layers.
+    ``cfg`` and ``num_layers``, where given, are those that it must have.
     """
     if not isinstance(pool, StatePool):
         raise ShapeError(f"{where}: pool is a {type(pool).__name__}; needed gdn_jax.StatePool")

@@ -1,4 +1,4 @@
-"""States of prefixes: a handle on one, and a store of many that fits a number of bytes."""
+"""States of prefixes: a handle on one, and a store of many within a budget of bytes."""
 
 import collections
 import dataclasses
@@ -24,7 +24,7 @@ class PrefixState:
     """What one slot of a pool held: S float32 [L, HV, K, V], conv_hist float32 [L, W-1, C].
 
     An immutable pytree of its own arrays: the slot may go on, be freed or be handed out again.
-    :meth:`StatePool.checkpoint` makes it and :meth:`StatePool.branch` goes on from it.
+    :meth:`StatePool.checkpoint` creates it, and :meth:`StatePool.branch` starts slots from it.
     """
 
     cfg: GDNConfig = dataclasses.field(metadata={"static": True})
@@ -57,18 +57,18 @@ class _Packed:
 
 
 class PrefixStates:
-    """Prefix states by the caller's keys; those used longest ago go when the bytes run out.
+    """Prefix states by the caller's keys; those used longest ago are dropped to stay in the budget.
 
-    ``compress`` keeps S of what lies here in less: ``"float16"`` (2 bytes a number) or ``"int8"``
-    (1 byte), with one float32 scale for the V numbers of a row, ``scale = max|row|`` or a 127th of
-    it. :meth:`get` always gives float32; :meth:`error` says what the compression cost. The history
+    ``compress`` keeps S in fewer bytes: ``"float16"`` (2 bytes a number) or ``"int8"`` (1 byte),
+    with one float32 scale for the V numbers of a row, ``scale = max|row|`` or a 127th of it.
+    :meth:`get` always gives float32; :meth:`error` says what the compression cost. The history
     stays float32. By default nothing is compressed and every bit is kept.
 
     Safe from several threads: one lock is held during every method, and a method waits for the
     device only to measure an error.
 
     Args:
-        budget: most bytes of what is kept.
+        budget: the most bytes to keep.
         compress: None, "float16" or "int8".
 
     Raises:
@@ -100,7 +100,7 @@ class PrefixStates:
             return list(self._kept)
 
     def put(self, key: Hashable, checkpoint: PrefixState) -> None:
-        """Keep a checkpoint as the one used last, in the place of what the key had.
+        """Keep a checkpoint under ``key``, in place of an older one, as the one used last.
 
         Raises:
             ShapeError: not a checkpoint, one that is larger than the budget, or one that is to be
@@ -169,7 +169,7 @@ def _compressed(S: Array, kind: str) -> tuple[Array, Array, Array]:
     scale = jnp.where(largest > 0, largest, 1.0) / (127 if kind == "int8" else 1)
     codes = S / scale
     codes = jnp.round(codes).astype(jnp.int8) if kind == "int8" else codes.astype(jnp.float16)
-    # Without it the product is fused with the difference, and not rounded as `get` rounds it.
+    # Without it, the product is fused with the difference, and not rounded as `get` rounds it.
     given = lax.optimization_barrier(_expanded(codes, scale))
     apart = jnp.max(jnp.abs(S - given))
     return codes, scale, apart / jnp.maximum(jnp.max(largest), jnp.finfo(jnp.float32).tiny)

@@ -23,7 +23,7 @@ from gdn_jax.types import Array
 
 
 class _Rows(NamedTuple):
-    """Where rows lie among the tokens: ``begin``, ``length`` and whether they are no idle ones."""
+    """Where rows lie among the tokens: ``begin``, ``length``, and ``live``: not idle."""
 
     begin: Array
     length: Array
@@ -50,26 +50,26 @@ def ragged_gated_delta_rule(
     """Convolution, gates and delta rule of a layer for R rows, from and to N slots of states.
 
     Steps 2 to 5 of :mod:`gdn_jax.layer.steps` for each row by itself, whatever its length: prompts,
-    parts of prompts and single tokens together. A row goes on from the state in its slot and leaves
-    its new one there, so that it may be split anywhere. R and T are static, the numbers in the
-    arrays are not. Jit it with both states donated for an update in place.
+    parts of prompts and single tokens together. A row starts from the state in its slot and leaves
+    the new state there, so that a sequence may be split over calls anywhere. R and T are static,
+    the numbers in the arrays are not. Jit it with both states donated for an update in place.
 
     Args:
         mixed_qkv: [T, C], the projections q, k, v of all rows' tokens one after another, float32,
             bfloat16 or float16, C = 2·HK·K + HV·V; computed in float32.
-        b, a: [T, HV], of the gates, in any of these dtypes.
-        conv_state: [N, W-1, C], the inputs before, oldest first; float32 or mixed_qkv's dtype.
-        recurrent_state: [N, HV, K, V] float32. HV, K, V and with C also HK are read off here.
+        b, a: [T, HV], the inputs of the gates, in any of these dtypes.
+        conv_state: [N, W-1, C], the last inputs, oldest first; float32 or mixed_qkv's dtype.
+        recurrent_state: [N, HV, K, V] float32. Its shape gives HV, K and V, and with C also HK.
         conv_weight: [C, W] float32, tap j for window entry j, oldest first.
         A_log, dt_bias: [HV] float32.
         query_start_loc: int32 [R + 1]: row r has the tokens ``query_start_loc[r]`` to
-            ``query_start_loc[r + 1] - 1``. A row without tokens keeps its state. Tokens behind the
+            ``query_start_loc[r + 1] - 1``. A row without tokens keeps its state. Tokens after the
             last row are padding: their output is zero, whatever they hold.
         state_indices: int32 [R], the rows' slots; -1 is an idle row, which reads and writes nothing
             and whose outputs are zero. No slot may be named by two rows.
-        has_initial_state: bool [R]; a row without starts from zeros, whatever its slot holds.
-        max_query_len: static; the most tokens that a row has, where it is known. 1 takes the
-            recurrent rule, one step for each row, instead of chunks.
+        has_initial_state: bool [R]; where False, a row starts from zeros, whatever its slot holds.
+        max_query_len: static; the most tokens that a row may have, if known. With 1 the
+            recurrent rule runs, one step for each row, instead of chunks.
         chunk_size, backend: of the rule, as for :func:`gdn_jax.chunk_gated_delta_rule` and
             :func:`gdn_jax.recurrent_gated_delta_rule`.
 
@@ -138,12 +138,12 @@ def _any_length(
 def _packed_conv(
     x: Array, hist: Array, weight: Array, rows: _Rows, row: Array
 ) -> tuple[Array, Array]:
-    """Convolution and SiLU of packed tokens x [T, C], each row behind its own hist [R, W-1, C]."""
+    """Convolution and SiLU of packed tokens x [T, C], each row after its own hist [R, W-1, C]."""
     T, past = len(x), hist.shape[1]
     place = jnp.arange(T, dtype=jnp.int32) - rows.begin[row]
 
     def tap(j: int) -> Array:
-        """Entry j of every token's window: a token before, or what the history ends with."""
+        """Entry j of every token's window: an earlier token, or a frame of the history."""
         back = past - j
         if back == 0:
             return x
@@ -195,7 +195,7 @@ def _heads(out: Array, S: Array, keys: tuple[int, int]) -> tuple[Array, Array, A
 def _check_arrays(
     op: str, mixed_qkv: Any, b: Any, a: Any, conv_state: Any, recurrent_state: Any
 ) -> tuple[int, int]:
-    """HK and K."""
+    """Check these arrays and return HK and K."""
     check_array(op, "mixed_qkv", mixed_qkv, [("T", None), ("C", None)], FLOATS)
     T, C = mixed_qkv.shape
     dims = [(name, None) for name in ("N", "HV", "K", "V")]

@@ -31,7 +31,7 @@ class Binding:
 
     @property
     def stale(self) -> bool:
-        """Whether the pool was cleared or rebuilt since."""
+        """Whether the pool was cleared or rebuilt after the binding."""
         return self.generation != self.pool.generation
 
 
@@ -41,8 +41,8 @@ class ResidentLayer:
     """One layer's weights: six small tensors, and three large ones held here or bound by key.
 
     ``large`` and ``binding`` exclude each other, so that no projection is ever held twice.
-    A pytree of its arrays, those of its binding included: the binding itself cannot follow into a
-    traced function, and ``lost`` marks there that it was stale.
+    A pytree of its arrays, those of its binding included: the binding itself is no part of the
+    pytree, and ``lost`` says in a rebuilt layer that it was stale.
     """
 
     small: Mapping[str, Array] | None = None
@@ -57,7 +57,7 @@ class ResidentLayer:
 
     @property
     def projections(self) -> Mapping[str, Weight] | None:
-        """The three large weights, fetched from the pool where bound; None without."""
+        """The three large weights, fetched from the pool if bound; None if the layer has none."""
         if self.binding is None or self.binding.stale:
             return self.large
         return {field: self.binding.pool[key] for field, key in self.binding.keys.items()}

@@ -1,4 +1,4 @@
-"""Tokens for rows that are in slots of a pool: read and written by index, idle rows never."""
+"""Tokens for rows whose states lie in slots of a pool; idle rows neither read nor write."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def step_rows(
 ) -> tuple[Array, GDNState]:
     """One token: row b reads slot ``slots[0][b]`` and writes ``slots[1][b]``; -1 in either is idle.
 
-    On pallas the kernels index the pool; on xla the rows' states are copied out and in.
+    On pallas the kernels index the pool; on xla the rows' states are copied out and back in.
     """
     idle = (slots[0] < 0) | (slots[1] < 0)
     read, write = (jnp.where(idle, -1, x) for x in slots)
@@ -70,7 +70,7 @@ def draft_rows(
 def commit_rows(
     states: GDNState, records: Mapping[int, DraftRecord], slots: Array, accepted: Array
 ) -> GDNState:
-    """The pool's states with each row's slot moved on to its accepted node, idle rows left out."""
+    """The pool's states, each row's slot advanced to its accepted node; idle rows change none."""
     for layer, record in records.items():
         rows = committed(record, read_rows(states, layer, slots), accepted)
         states = write_rows(states, layer, jnp.where(accepted > 0, slots, -1), rows)
@@ -85,7 +85,7 @@ def check_commit(
     slots: Any,
     accepted: Any,
 ) -> tuple[Array, Array]:
-    """Slots and accepted numbers, int32 [B]; values are looked at unless traced.
+    """Slots and accepted numbers, int32 [B]; values are checked unless traced.
 
     Raises:
         ShapeError: no such layer, or an argument of the wrong shape or dtype.
@@ -117,7 +117,7 @@ def read_rows(states: GDNState, layer: int | Array, slots: Array) -> GDNState:
 
 
 def write_rows(states: GDNState, layer: int | Array, slots: Array, rows: GDNState) -> GDNState:
-    """The pool's states with row b in slot ``slots[b]`` of a layer; idle rows (-1) go nowhere."""
+    """The pool's states with row b in slot ``slots[b]`` of a layer; idle rows (-1) in none."""
 
     def write(x: Array, new: Array) -> Array:
         nowhere = x.shape[1]

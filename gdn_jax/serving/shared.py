@@ -27,14 +27,14 @@ class SharedPool:
     """A :class:`StatePool` that changes in place, for several threads.
 
     **The lock.** One lock is held from the checks of a method until its work is queued on the
-    device; only :meth:`export` and :meth:`save` wait for the device inside. So every method sees
-    the pool that the one before it left, and slots of different threads can be stepped, forked and
-    freed at once: each sequence gets what it would get alone. Who uses which slot is for the
-    threads to agree on: the pool knows a slot that is free, not whose it is. A method that refuses
-    its arguments changes nothing.
+    device; only :meth:`export` and :meth:`save` hold it while they wait for the device. So every
+    method sees the pool that the one before it left, and slots of different threads can be stepped,
+    forked and freed at once: each sequence gets what it would get alone. The threads must agree on
+    who uses which slot: the pool knows which slots are free, not whose the others are. A method
+    that refuses its arguments changes nothing.
 
     **Ownership.** The arrays of ``pool`` are donated to the first change: it must not be used
-    afterwards. :meth:`export` and :meth:`checkpoint` copy out what outlives the next change.
+    afterwards. :meth:`export` and :meth:`checkpoint` copy out what must outlive the next change.
 
     Raises:
         ShapeError: not a pool, or one whose arrays do not fit its configuration.

@@ -27,12 +27,12 @@ class SlotTable:
     """Two int32 [N] arrays that are never written to; every change makes a new table. A pytree.
 
     ``generation`` is 0 for a slot never used and grows by one with every ``alloc`` and ``free``,
-    so that it is odd exactly while the slot is in use (it may wrap, which keeps that).
+    so that it is odd exactly while the slot is in use, even if it wraps.
     ``turn`` orders the free slots: the one longest free is handed out first, ties by number.
 
     A slot is a plain number, so an old number cannot be told from a new one once the slot has
-    been handed out again. Two things stand against that: a freed slot waits until all the others
-    that are free have been used, and :meth:`check` compares generations for those who keep them.
+    been handed out again. Two things limit this: a freed slot waits until all other free slots have
+    been used, and :meth:`check` compares generations for those who keep them.
     """
 
     generation: np.ndarray
@@ -94,7 +94,7 @@ class SlotTable:
         idle: bool = False,
         generation: np.ndarray | None = None,
     ) -> None:
-        """Look at every entry of ``slots`` int [n], which the message calls ``name``.
+        """Check every entry of ``slots`` int [n], which the message calls ``name``.
 
         With ``idle`` a slot of -1 is passed over.
 
@@ -137,7 +137,7 @@ class SlotTable:
     def check_rows(
         self, where: str, name: str, slots: Any, B: int, *, repeats: bool = False
     ) -> Array:
-        """The slots of B rows, int32 [B]: each in use or -1; values are not looked at where traced.
+        """The slots of B rows, int32 [B]: each in use or -1; values are not checked if traced.
 
         Raises:
             ShapeError: a wrong shape or dtype.

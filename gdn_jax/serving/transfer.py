@@ -1,4 +1,4 @@
-"""What slots of a pool hold, on its way out of the pool and, checked, into one."""
+"""The states in slots of a pool, copied out to the host and, after checks, back in."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from gdn_jax.serving.prefix import PrefixState
 def read_out(state: GDNState, ids: np.ndarray) -> dict[str, np.ndarray]:
     """Host copies of slots ``ids`` int32 [n]: S [L, n, HV, K, V], conv_hist [L, n, W-1, C].
 
-    One slot at a time is read: no second pool is made on the device.
+    Slots are read one at a time, so that the device never holds a second pool.
     """
     arrays = {}
     for name, x in vars(state).items():
@@ -31,7 +31,7 @@ def read_out(state: GDNState, ids: np.ndarray) -> dict[str, np.ndarray]:
 def check_host(
     where: str, arrays: Mapping[str, np.ndarray], cfg: GDNConfig, num_layers: int, n: int
 ) -> None:
-    """Raise ShapeError unless both arrays of n slots are there, fit, are float32 and finite."""
+    """Raise ShapeError unless both arrays of n slots are given, fit, and are float32 and finite."""
     for name, dims in state_dims(cfg, ("L", num_layers), ("n", n)).items():
         if name not in arrays:
             found = ", ".join(sorted(arrays)) or "nothing"
@@ -52,7 +52,7 @@ def check_prefix(where: str, prefix: Any, cfg: GDNConfig, num_layers: int) -> No
 
 
 def state_dims(cfg: GDNConfig, *lead: tuple[str, int | None]) -> dict[str, Dims]:
-    """Names and sizes of the axes of S and conv_hist, behind those of ``lead``."""
+    """Names and sizes of the axes of S and conv_hist, after those of ``lead``."""
     S = (("HV", cfg.num_v_heads), ("K", cfg.head_k_dim), ("V", cfg.head_v_dim))
     hist = (("W-1", cfg.conv_width - 1), ("C", cfg.conv_dim))
     return {"S": [*lead, *S], "conv_hist": [*lead, *hist]}
