@@ -1,4 +1,4 @@
-"""What a result was made with: versions, device, commit, date."""
+"""What produced a result: versions, device, commit, date."""
 
 import datetime
 import importlib.metadata

@@ -194,7 +194,7 @@ def load_gguf_layer(path: str | os.PathLike[str], layer: int) -> GDNParams:
     Raises:
         CheckpointError: not such a file, or another architecture; no such layer, or a
             full-attention layer; a tensor missing, unexpected, of another shape, of a type that
-            cannot be carried exactly (the message says what to do), or not finite; ssm_a not below
+            cannot be loaded exactly (the message says what to do), or not finite; ssm_a not below
             0; ssm_out in Q4_0 with tiled heads whose width is not a multiple of 32.
     """
     return GGUFFile.open(path).layer(layer)

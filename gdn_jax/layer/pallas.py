@@ -56,7 +56,7 @@ def delta_rule_as_stepped(
 ) -> tuple[Array, Array]:
     """The delta rule of B rows, with the same bits as in a step on the kernels.
 
-    Each CTA has as many columns of S as there, which gives the same order of sums.
+    Each CTA has as many columns of S as in that step, which gives the same order of sums.
     """
     tile = tuning.middle_tile(len(v), v.shape[-1], pallas_kernels.support.has_clusters())
     token = (x[:, None] for x in (q, k, v, g, beta))
