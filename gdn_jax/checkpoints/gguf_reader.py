@@ -107,8 +107,8 @@ class GGUFFile:
         if tensor.tensor_type not in TYPES:
             needed = ", ".join(kind.name for kind in TYPES)
             raise CheckpointError(
-                f"{self.path}: tensor {name} is {tensor.tensor_type.name}, which is not carried "
-                f"exactly; needed one of {needed}: {_WAY_ROUND}"
+                f"{self.path}: tensor {name} is {tensor.tensor_type.name}, which cannot be "
+                f"loaded exactly; needed one of {needed}: {_WAY_ROUND}"
             )
         return tensor
 

@@ -116,7 +116,7 @@ def _check_cu_seqlens(op: str, q: Array, cu_seqlens: Array) -> int:
     check_array(op, "cu_seqlens", cu_seqlens, [("N+1", None)], [jnp.int32])
     if np.ndim(q) != 4 or q.shape[0] != 1 or cu_seqlens.shape[0] < 2:
         found = f"q has shape {np.shape(q)}, cu_seqlens {cu_seqlens.shape}"
-        raise ShapeError(f"{op}: {found}; needed B = 1 and at least two places")
+        raise ShapeError(f"{op}: {found}; needed B = 1 and at least two entries")
     if not isinstance(cu_seqlens, Tracer):
         at = np.asarray(cu_seqlens)
         if at[0] != 0 or at[-1] > q.shape[1] or (np.diff(at) < 0).any():
