@@ -1,6 +1,7 @@
 """The Pallas kernel of the causal convolution, interpreted and lowered for CUDA."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,9 @@ import pytest
 
 import gdn_jax as gdn
 import gdn_jax.ops.causal_conv
-from gdn_jax import oracle
 from pallas_kernels.kernels.causal_conv import causal_conv
 from pallas_kernels.tuning import CONV_TOKENS
+from tests.support.contracts import CausalConv
 from tests.support.mosaic import VALUES
 from tests.support.tools import assert_close, assert_same_bits, pretend_device
 
@@ -24,17 +25,16 @@ def draw(T: int, W: int, C: int = 64) -> list[jax.Array]:
     return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
 
-@pytest.mark.parametrize("W", [2, 3, 4])
-@pytest.mark.parametrize("T", [1, 2, CONV_TOKENS, 2 * CONV_TOKENS + 1])
-def test_agrees_with_float64_for_any_length(T: int, W: int) -> None:
-    C = 128 if W == 3 else 192
-    operands = draw(T, W, C)
-    out, new = causal_conv(*operands, interpret=VALUES)
-    x, hist, weight = map(oracle.wide, map(np.asarray, operands))
-    ext = np.concatenate([hist, x], axis=1)
-    sums = np.sum([ext[:, j : j + T] * weight[:, j] for j in range(W)], axis=0)
-    assert_close(out, oracle.silu(sums), 5e-7)
-    assert_same_bits(new, ext[:, T:].astype(np.float32))
+class TestKernel(CausalConv):
+    LIMIT = 5e-7
+    LENGTHS = (1, 2, CONV_TOKENS, 2 * CONV_TOKENS + 1)
+
+    def channels(self, W: int) -> int:
+        """In pieces of 64 and of 128."""
+        return 128 if W == 3 else 192
+
+    def run(self, x: Any, hist: Any, weight: Any) -> tuple[jax.Array, jax.Array]:
+        return causal_conv(x, hist, weight, interpret=VALUES)
 
 
 @pytest.mark.slow

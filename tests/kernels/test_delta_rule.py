@@ -6,6 +6,8 @@ The interpreter ignores layouts, so each configuration is lowered for CUDA as we
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,8 @@ import gdn_jax.ops.delta_rule
 from gdn_jax import oracle
 from pallas_kernels import tuning
 from pallas_kernels.kernels.delta_rule import delta_rule_decode
-from tests.support.cases import OPERATOR, TILES, OpCase, operator_inputs
+from tests.support.cases import TILES, OpCase, operator_inputs
+from tests.support.contracts import DeltaRule
 from tests.support.mosaic import VALUES
 from tests.support.tools import (
     MAX_REL,
@@ -29,14 +32,6 @@ from tests.support.tools import (
 )
 
 BASE = OpCase(2, 3, 2, 4, 128, 64, live=True)
-WIDE = {
-    name: dataclasses.replace(case, T=min(case.T, 4), K=128 if case.l2norm else 64, V=64)
-    for name, case in OPERATOR.items()
-} | {
-    "base": BASE,
-    "square_of_128": OpCase(1, 2, 1, 3, 128, 128, live=True),
-    "k64_v128_three_rows": OpCase(3, 1, 1, 2, 64, 128, live=True),
-}
 
 
 def draw(case: OpCase) -> list[np.ndarray]:
@@ -49,59 +44,50 @@ def draw(case: OpCase) -> list[np.ndarray]:
     return [*arrays.values(), np.asarray(case.K**-0.5, np.float32), S]
 
 
-def run(operands: list[np.ndarray], tile: int | None = 64) -> list[np.ndarray]:
-    """o and S."""
-    out = delta_rule_decode(*map(jnp.asarray, operands), tile=tile, interpret=VALUES)
-    return [np.asarray(x) for x in out]
+@contextlib.contextmanager
+def device(monkeypatch: pytest.MonkeyPatch, capability: str = "9.0"):
+    """Let the support module see a CUDA GPU, and interpret what is meant for it."""
+    pretend_device(monkeypatch, capability)
+    kernel = functools.partial(delta_rule_decode, interpret=VALUES)
+    monkeypatch.setattr(gdn_jax.ops.delta_rule, "delta_rule_decode", kernel)
+    yield
+    monkeypatch.undo()
 
 
-def check(case: OpCase, tile: int | None = None) -> None:
-    operands = draw(case)
-    o, S = run(operands, tile)
-    ref_o, ref_S = oracle.recurrent_gated_delta_rule(*operands[:5], initial_state=operands[6])
-    limit = MAX_REL["float32_undecayed" if case.decay in ("none", -1e-3) else "float32"]
-    for h in range(case.HV):
-        assert_close(o[:, :, h], ref_o[:, :, h], limit, f"o of head {h}")
-        assert_close(S[:, h], ref_S[:, h], limit, f"S of head {h}")
+class TestKernel(DeltaRule):
+    BASE = BASE
 
+    @pytest.fixture(autouse=True)
+    def _device(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        with device(monkeypatch):
+            yield
 
-@pytest.mark.parametrize("name", WIDE)
-def test_agrees_with_float64(name: str) -> None:
-    check(WIDE[name])
+    def shaped(self, case: OpCase) -> OpCase:
+        return dataclasses.replace(case, T=min(case.T, 4), K=128 if case.l2norm else 64, V=64)
+
+    def run(self, *operands: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
+        return gdn.recurrent_gated_delta_rule(*operands, backend="pallas", **options)
+
+    @pytest.mark.parametrize(
+        "case",
+        [
+            BASE,
+            OpCase(1, 2, 1, 3, 128, 128, live=True),
+            OpCase(3, 1, 1, 2, 64, 128, live=True),
+        ],
+    )
+    def test_other_shapes_agree_with_float64(self, case: OpCase) -> None:
+        self.check(case)
 
 
 @pytest.mark.parametrize("tile", TILES)
 def test_every_tile_agrees_with_float64(tile: int) -> None:
-    check(dataclasses.replace(BASE, K=64, V=128), tile)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cut", range(1, BASE.T))
-def test_split_anywhere_and_continue(cut: int) -> None:
-    *tokens, scale, S = draw(BASE)
-    whole = run([*tokens, scale, S])
-    head, middle = run([*(x[:, :cut] for x in tokens), scale, S])
-    tail, end = run([*(x[:, cut:] for x in tokens), scale, middle])
-    assert_same_bits((np.concatenate([head, tail], 1), end), whole)
-
-
-@pytest.mark.parametrize("which", range(6))
-def test_nan_stays_in_its_row_and_head(which: int) -> None:
-    row, head = which % 2, (5 * which + 1) % 4
-    operands = draw(BASE)
-    o, S = run(operands)
-    spoilt = [x.copy() for x in operands]
-    of_keys = which < 2
-    place = (row, head) if which == 5 else (row, slice(None), head // 2 if of_keys else head)
-    spoilt[6 if which == 5 else which][place] = np.nan
-    o2, S2 = run(spoilt)
-    hit = np.zeros((BASE.B, BASE.HV), bool)
-    hit[row, [head // 2 * 2, head // 2 * 2 + 1] if of_keys else head] = True
-    np.testing.assert_array_equal(np.isnan(o2).any(axis=(1, 3)), hit)
-    assert_same_bits(np.swapaxes(o, 1, 2)[~hit], np.swapaxes(o2, 1, 2)[~hit])
-    # A spoilt query does not reach the state.
-    keep = np.ones_like(hit) if which == 0 else ~hit
-    assert_same_bits(S[keep], S2[keep])
+    operands = draw(dataclasses.replace(BASE, K=64, V=128))
+    o, S = delta_rule_decode(*map(jnp.asarray, operands), tile=tile, interpret=VALUES)
+    ref_o, ref_S = oracle.recurrent_gated_delta_rule(*operands[:5], initial_state=operands[6])
+    for h in range(BASE.HV):
+        assert_close(o[:, :, h], ref_o[:, :, h], MAX_REL["float32"], f"o of head {h}")
+        assert_close(S[:, h], ref_S[:, h], MAX_REL["float32"], f"S of head {h}")
 
 
 def test_runs_repeat_and_the_callers_state_is_left_alone() -> None:
@@ -147,36 +133,6 @@ def test_tiles_fill_the_card_and_divide_v() -> None:
             tile = tuning.delta_rule_tile(B, V)
             assert V % tile == 0
             assert 48 * B * V // tile >= 96
-
-
-@contextlib.contextmanager
-def device(monkeypatch: pytest.MonkeyPatch, capability: str = "9.0"):
-    """Let the support module see a CUDA GPU, and interpret what is meant for it."""
-    pretend_device(monkeypatch, capability)
-    kernel = functools.partial(delta_rule_decode, interpret=VALUES)
-    monkeypatch.setattr(gdn_jax.ops.delta_rule, "delta_rule_decode", kernel)
-    yield
-    monkeypatch.undo()
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("live", [False, True])
-def test_the_operator_runs_it(monkeypatch: pytest.MonkeyPatch, dtype, live: bool) -> None:
-    *tokens, _, S = draw(BASE)
-    halves = [jnp.asarray(2 * x).astype(dtype) for x in tokens]
-    state = S if live else None
-    start = None if state is None else jnp.asarray(state)
-    ref_o, ref_S = oracle.recurrent_gated_delta_rule(
-        *map(np.asarray, halves), initial_state=state, use_qk_l2norm=True, scale=0.3
-    )
-    with device(monkeypatch):
-        assert gdn.select_backend(OP, K=BASE.K, V=BASE.V, tokens=BASE.T) == "pallas"
-        o, S = gdn.recurrent_gated_delta_rule(
-            *halves, initial_state=start, use_qk_l2norm=True, scale=0.3, backend="pallas"
-        )
-        assert (o.dtype, S.dtype) == (dtype, jnp.float32)
-        assert_close(o, ref_o, 2.0**-8 if dtype == jnp.bfloat16 else MAX_REL["float32"])
-        assert_close(S, ref_S, MAX_REL["float32"])
 
 
 @pytest.mark.slow

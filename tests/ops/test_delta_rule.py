@@ -1,6 +1,7 @@
-"""The contract of the gated delta rule, which every backend must hold, and its gradients."""
+"""The gated delta rule on XLA: its contract, what small heads make cheap, and gradients."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from gdn_jax import oracle
 from gdn_jax import recurrent_gated_delta_rule as unjitted
-from tests.support.cases import OPERATOR, OpCase, operator_inputs
+from tests.support.cases import OPERATOR, OpCase
+from tests.support.contracts import DeltaRule, drawn
 from tests.support.tools import (
     MAX_REL,
-    RUNNABLE,
     assert_close,
     assert_same_bits,
     delta_rule,
@@ -26,160 +27,72 @@ BASE = OpCase(3, 5, 2, 4, 16, 8, live=True)
 """The shape that the properties share, so that it is compiled once."""
 
 
-def draw(case: OpCase):
-    """The operands in argument order, and the state, on the host: indexing there is cheap."""
-    arrays, state = operator_inputs(case)
-    return [arrays[n] for n in NAMES], state
+class TestXla(DeltaRule):
+    BASE = BASE
 
-
-@functools.cache
-def reference(name: str):
-    (q, k, v, g, beta), state = draw(OPERATOR[name])
-    l2norm = OPERATOR[name].l2norm
-    return oracle.recurrent_gated_delta_rule(
-        q, k, v, g, beta, initial_state=state, use_qk_l2norm=l2norm
-    )
-
-
-def test_there_is_a_backend_to_test() -> None:
-    assert "xla" in RUNNABLE
-
-
-@pytest.mark.parametrize("backend", RUNNABLE)
-class TestContract:
-    @pytest.mark.parametrize("name", OPERATOR)
-    def test_agrees_with_float64(self, backend: str, name: str) -> None:
-        case = OPERATOR[name]
-        operands, state = draw(case)
-        o, S = delta_rule(
-            *operands, initial_state=state, use_qk_l2norm=case.l2norm, backend=backend
-        )
-        assert S.dtype == jnp.float32
-        limit = MAX_REL["float32_undecayed" if case.decay in ("none", -1e-3) else "float32"]
-        ref_o, ref_S = reference(name)
-        for h in range(case.HV):
-            assert_close(o[:, :, h], ref_o[:, :, h], limit, f"o of head {h}")
-            assert_close(S[:, h], ref_S[:, h], limit, f"S of head {h}")
-
-    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-    def test_half_precision_inputs_are_computed_in_float32(self, backend: str, dtype) -> None:
-        """The state is float32 and as near as ever; only the output is rounded, once."""
-        operands, _ = draw(OPERATOR["half_decay_hv_twice_hk"])
-        halves = [x.astype(dtype) for x in operands]
-        o, S = delta_rule(*halves, backend=backend)
-        ref_o, ref_S = oracle.recurrent_gated_delta_rule(*halves)
-        assert (o.dtype, S.dtype) == (dtype, jnp.float32)
-        assert_close(S, ref_S, MAX_REL["float32"])
-        assert_close(o, ref_o, MAX_REL[jnp.dtype(dtype).name])
-
-    def test_scale_is_applied_once_and_defaults_to_the_root_of_k(self, backend: str) -> None:
-        """A power of two commutes with every rounding, so the bits say how often it was used."""
-        operands, state = draw(BASE)
-        run = functools.partial(delta_rule, *operands, initial_state=state, backend=backend)
-        one, S = run(scale=1.0)
-        for result, factor in ((run(scale=0.5), 0.5), (run(), 16**-0.5)):
-            assert_same_bits(result, (factor * np.asarray(one), S))
-
-    def test_no_initial_state_means_zeros(self, backend: str) -> None:
-        operands, state = draw(BASE)
-        assert state is not None
-        zeros = delta_rule(*operands, initial_state=0 * state, backend=backend)
-        assert_same_bits(delta_rule(*operands, backend=backend), zeros)
-
-    @given(cut=st.integers(1, BASE.T - 1))
-    def test_split_anywhere_and_continue(self, backend: str, cut: int) -> None:
-        """The same steps in the same order, so bit for bit."""
-        operands, state = draw(BASE)
-        o, S = delta_rule(*operands, initial_state=state, backend=backend)
-        head, middle = delta_rule(
-            *(x[:, :cut] for x in operands), initial_state=state, backend=backend
-        )
-        tail, end = delta_rule(
-            *(x[:, cut:] for x in operands), initial_state=middle, backend=backend
-        )
-        assert_same_bits((np.concatenate([head, tail], 1), end), (o, S))
+    def run(self, *operands: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
+        return delta_rule(*operands, backend="xla", **options)
 
     @given(which=st.sampled_from(NAMES), t=st.integers(1, BASE.T - 1), value=st.floats(-1, 0))
-    def test_causality(self, backend: str, which: str, t: int, value: float) -> None:
-        operands, state = draw(BASE)
-        o, _ = delta_rule(*operands, initial_state=state, backend=backend)
+    def test_causality(self, which: str, t: int, value: float) -> None:
+        operands, state = drawn(BASE)
+        o, _ = self.run(*operands, initial_state=state)
         i = NAMES.index(which)
         changed = [x.copy() for x in operands]
         changed[i][:, t:] = value
-        later, _ = delta_rule(*changed, initial_state=state, backend=backend)
+        later, _ = self.run(*changed, initial_state=state)
         assert_same_bits(later[:, :t], o[:, :t])
         assert max_rel(later[:, t:], o[:, t:]) > 1e-3
 
     @given(rows=st.permutations(range(BASE.B)), keys=st.permutations(range(BASE.HK)))
-    def test_rows_and_heads_are_independent(self, backend: str, rows, keys) -> None:
+    def test_rows_and_heads_are_independent(self, rows, keys) -> None:
         """Permuted going in, permuted coming out; value heads move with their key head."""
         rows, keys = np.array(rows), np.array(keys)
         values = (2 * keys[:, None] + np.arange(2)).ravel()
-        operands, state = draw(BASE)
+        operands, state = drawn(BASE)
         assert state is not None
-        o, S = map(np.asarray, delta_rule(*operands, initial_state=state, backend=backend))
+        o, S = map(np.asarray, self.run(*operands, initial_state=state))
         heads = [keys, keys, values, values, values]
         moved = [x[rows][:, :, h] for x, h in zip(operands, heads, strict=True)]
-        again = delta_rule(*moved, initial_state=state[rows][:, values], backend=backend)
+        again = self.run(*moved, initial_state=state[rows][:, values])
         assert_same_bits(again, (o[rows][:, :, values], S[rows][:, values]))
 
-    @given(which=st.integers(0, 5), row=st.integers(0, 2), head=st.integers(0, 3))
-    def test_nan_stays_in_its_row_and_head(
-        self, backend: str, which: int, row: int, head: int
-    ) -> None:
-        operands, state = draw(BASE)
-        assert state is not None
-        o, S = delta_rule(*operands, initial_state=state, backend=backend)
-        spoilt = [x.copy() for x in (*operands, state)]
-        of_keys = which < 2
-        place = (row, head) if which == 5 else (row, slice(None), head // 2 if of_keys else head)
-        spoilt[which][place] = np.nan
-        o2, S2 = delta_rule(*spoilt[:5], initial_state=spoilt[5], backend=backend)
-        hit = np.zeros((BASE.B, BASE.HV), bool)
-        hit[row, [head // 2 * 2, head // 2 * 2 + 1] if of_keys else head] = True
-        np.testing.assert_array_equal(np.isnan(o2).any(axis=(1, 3)), hit)
-        outputs = np.swapaxes(np.asarray(o), 1, 2), np.swapaxes(np.asarray(o2), 1, 2)
-        assert_same_bits(outputs[0][~hit], outputs[1][~hit])
-        # A spoilt query does not reach the state.
-        keep = np.ones_like(hit) if which == 0 else ~hit
-        assert_same_bits(np.asarray(S)[keep], np.asarray(S2)[keep])
-
-    def test_drift_over_512_tokens(self, backend: str) -> None:
+    def test_drift_over_512_tokens(self) -> None:
         """Without decay nothing is forgotten, the rounding neither; the last 64 tokens tell."""
         case = OpCase(1, 512, 1, 2, 32, 16, "none", seed=3)
-        operands, _ = draw(case)
-        o, S = delta_rule(*operands, backend=backend)
+        operands, _ = drawn(case)
+        o, S = self.run(*operands)
         ref_o, ref_S = oracle.recurrent_gated_delta_rule(*operands)
         assert_close(o[:, -64:], ref_o[:, -64:], MAX_REL["float32_undecayed"])
         assert_close(S, ref_S, MAX_REL["float32_undecayed"])
 
-    def test_a_state_kept_in_bfloat16_would_show(self, backend: str) -> None:
+    def test_a_state_kept_in_bfloat16_would_show(self) -> None:
         """The limits above are far below the damage of a rounded state."""
-        operands, _ = draw(BASE)
+        operands, _ = drawn(BASE)
         start = [x[:, :4] for x in operands]
         rest = [x[:, 4:] for x in operands]
-        _, S = delta_rule(*start, backend=backend)
+        _, S = self.run(*start)
         rounded = np.asarray(S).astype(jnp.bfloat16).astype(np.float32)
-        o, _ = delta_rule(*rest, initial_state=S, backend=backend)
-        off, _ = delta_rule(*rest, initial_state=rounded, backend=backend)
+        o, _ = self.run(*rest, initial_state=S)
+        off, _ = self.run(*rest, initial_state=rounded)
         assert max_rel(off, o) > 100 * MAX_REL["float32"]
 
-    def test_views_of_a_fused_tensor_equal_contiguous_copies(self, backend: str) -> None:
+    def test_views_of_a_fused_tensor_equal_contiguous_copies(self) -> None:
         """HV = HK, where g and beta may be interleaved columns of one projection."""
-        operands, state = draw(OPERATOR["no_decay_hv_equals_hk"])
+        operands, state = drawn(OPERATOR["no_decay_hv_equals_hk"])
         fused = np.stack(operands[3:], axis=-1)
         g, beta = fused[..., 0], fused[..., 1]
         assert not g.flags.c_contiguous
-        run = functools.partial(delta_rule, *operands[:3], backend=backend, initial_state=state)
+        run = functools.partial(self.run, *operands[:3], initial_state=state)
         assert_same_bits(run(g, beta), run(*operands[3:]))
 
-    def test_under_vmap(self, backend: str) -> None:
-        operands, state = draw(BASE)
+    def test_under_vmap(self) -> None:
+        operands, state = drawn(BASE)
         assert state is not None
         pairs = [np.stack([x, x[::-1]]) for x in (*operands, state)]
-        run = functools.partial(unjitted, backend=backend)
+        run = functools.partial(unjitted, backend="xla")
         both = jax.jit(jax.vmap(lambda *xs: run(*xs[:5], initial_state=xs[5])))(*pairs)
-        one = delta_rule(*operands, initial_state=state, backend=backend)
+        one = self.run(*operands, initial_state=state)
         assert_same_bits(both, [np.stack([x, x[::-1]]) for x in map(np.asarray, one)])
 
 
@@ -203,7 +116,7 @@ def loss_gradient(args, weights):
 def test_gradients_are_those_of_float64_differences(name: str) -> None:
     """Every operand's gradient along a drawn direction, against the oracle's central difference."""
     case = GRADIENTS[name]
-    operands, state = draw(case)
+    operands, state = drawn(case)
     args, rng = [*operands, state], np.random.default_rng(7)
     o_shape, S_shape = (1, case.T, case.HV, case.V), (1, case.HV, case.K, case.V)
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in (o_shape, S_shape)]

@@ -18,8 +18,6 @@ from tests.support.cases import LayerCase, layer_inputs
 from tests.support.margins import note
 
 OP = "recurrent_gated_delta_rule"
-RUNNABLE = sorted({"xla", gdn.select_backend(OP, K=16, V=8)})
-"""Backends for the small heads of the shared cases; wide ones: test_pallas_delta_rule.py."""
 
 
 def pretend_device(
@@ -49,8 +47,8 @@ MAX_REL = {
     "float32_undecayed": 64 * EPS,
     # A projection: 32 terms of a group and 32 groups, or a row of 1024 in vectors of 16.
     "sum": 64 * EPS,
-    # The output is rounded once, by at most half an ulp of the largest value.
-    "bfloat16": 2.0**-9 + 32 * EPS,
+    # The output is rounded once, by at most half an ulp: of 8 bits, and of 11.
+    "bfloat16": 2.0**-8 + 32 * EPS,
     "float16": 2.0**-11 + 32 * EPS,
     # A whole layer: a projection over D of 64, then the two sums over K of 16; the norms keep the
     # relative error of an output, however small.
