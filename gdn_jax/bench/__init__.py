@@ -1,1 +1,1 @@
-"""Times of kernels and layers, each behind a correctness check made in the same run."""
+"""Times of kernels, layers and models, each after a correctness check in the same run."""

@@ -1,4 +1,4 @@
-"""What the device's memory and its matrix products give at best, in the same run."""
+"""The ceilings: how fast the device copies memory and multiplies matrices, in the same run."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def copy(repetitions: int) -> tuple[int, Timing, int]:
 
 
 def copy_blocking(repetitions: int) -> tuple[int, Timing, int]:
-    """As :func:`copy`, of twice the bytes, into another array, and each call waited for."""
+    """Like :func:`copy`, but of twice the bytes, into another array, and waiting for each call."""
     moved = 2 * (_GPU_BYTES if on_gpu() else _CPU_BYTES)
     run = jax.jit(_increment)
     x = poisoned(run, jnp.zeros(moved // 8, jnp.float32))

@@ -1,4 +1,4 @@
-"""Kernels that no public function runs by itself: the one place where the bench meets them."""
+"""Kernels that no public function runs by itself: here alone does the bench call them."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def float_product(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def read_words(x: jax.Array, w: Q4Kernel) -> jax.Array:
-    """The words of w added up by CTA, after x."""
+    """The sum of each CTA's words of w, in a launch that follows the one that makes x."""
     return stream.sums(w.blocks, after=x)
 
 
@@ -27,10 +27,11 @@ def read_reason(words: int) -> str | None:
 
 
 def middle_inputs(x: Mapping[str, jax.Array]) -> tuple[middle.Projected, middle.Small]:
-    """What :func:`middle_step` takes beside the state, with what old frames add to qkv.
+    """The operands of :func:`middle_step` besides the state.
 
     ``x`` has partial sums qkv [P, B, C], z [P, B, HV·V], b and a [P, B, HV], the taps conv [C, W],
-    the history hist [B, W-1, C], and A_log, dt_bias, norm.
+    the history hist [B, W-1, C], and A_log, dt_bias, norm. What the frames of the history
+    contribute to the convolution is computed here.
     """
     pre = (x["hist"] * x["conv"].T[None, :-1]).sum(axis=1)
     projected = middle.Projected(x["qkv"], x["z"], x["b"], x["a"], pre, x["conv"][:, -1])
@@ -46,8 +47,8 @@ def middle_step(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Steps 2 to 6 of one layer of a stack in one launch: ONN [B, HV·V], and S and hist after it.
 
-    S [L, B, HV, K, V] and hist [L, B, W-1, C] change in ``layer`` int32 [1] alone, in place where
-    they may.
+    S [L, B, HV, K, V] and hist [L, B, W-1, C] change only in ``layer`` int32 [1], and in place
+    where XLA may do so.
     """
     heads = middle.Heads(
         cfg.num_k_heads, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim, cfg.norm_eps

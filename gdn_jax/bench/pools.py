@@ -1,4 +1,4 @@
-"""Pools whose every slot is known, so that one that should not have changed can be looked at."""
+"""Pools in which every slot's content is known, so that an unwanted change can be seen."""
 
 import dataclasses
 import functools
@@ -19,9 +19,10 @@ from gdn_jax.serving.table import SlotTable
 class Contents:
     """What the slots of each of ``layers`` layers hold at the start.
 
-    ``held`` int32 [N]: of the seven drawn sequences that of number ``held % 7``, with
-    ``held // 7`` added to every element, which is zero for the slots of rows alone. ``rows`` int32
-    [links, B] are those slots, in an order drawn at random: row b of each link has sequence b % 7.
+    Seven sequences are drawn. Slot n holds the one of number ``held[n] % 7`` with ``held[n] // 7``
+    added to every element, ``held`` int32 [N]; what is added is zero only in the slots that have
+    rows. ``rows`` int32 [links, B] are those slots in a random order: row b of each link has
+    sequence b % 7.
     """
 
     cfg: GDNConfig
@@ -31,7 +32,7 @@ class Contents:
 
     @classmethod
     def draw(cls, cfg: GDNConfig, layers: int, slots: int, batch: int, links: int = 1) -> Self:
-        """``links`` times ``batch`` of the slots have rows."""
+        """Draw the contents of a pool of which ``links`` times ``batch`` slots have rows."""
         order = np.random.default_rng(slots).permutation(slots).astype(np.int32)
         rows = order[: links * batch].reshape(links, batch)
         held = np.arange(DISTINCT, slots + DISTINCT, dtype=np.int32)
@@ -39,13 +40,13 @@ class Contents:
         return cls(cfg, layers, held, rows)
 
     def pool(self) -> StatePool:
-        """A pool that holds this, all of its slots in use."""
+        """A pool with these contents, all of its slots in use."""
         states = _filled(draw_state(self.cfg, DISTINCT)[0], self.held, self.layers)
         table, _ = SlotTable.create(self.held.size).alloc("bench", self.held.size)
         return StatePool(self.cfg, states.S, states.conv_hist, jax.tree.map(jnp.asarray, table))
 
     def changed(self, pool: StatePool, *, but: np.ndarray) -> int:
-        """In how many slots of all layers any bit is not as at the start, ``but`` left out."""
+        """How many slots of all layers, except those in ``but``, differ from the start in a bit."""
         asked = np.ones(self.held.size, bool)
         asked[but.ravel()] = False
         drawn = draw_state(self.cfg, DISTINCT)[0]

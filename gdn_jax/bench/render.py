@@ -1,4 +1,4 @@
-"""The times on the terminal."""
+"""A report of times on the terminal."""
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +11,7 @@ from gdn_jax.report.record import Report, Row
 
 
 def render(report: Report, out: Console) -> None:
-    """Print environment, settings, one table a kernel, ratios, what failed and what was not run.
+    """Print environment, settings, a table for each kernel, what failed and what was not run.
 
     ``host`` behind a time says that the device waited for the host.
     """
@@ -75,7 +75,7 @@ def _kernel(kernel: str, rows: list[Row], ratios: list[Row]) -> Table:
 
 
 def _many(rows: list[Row], ratios: list[Row]) -> Table:
-    """Speed, memory and ratios of what takes many tokens at once."""
+    """Speed, memory and ratios of the rows that take many tokens at once."""
     others = [name for name in OTHERS if any(r["backend"] == name for r in ratios)]
     columns = ["kernel", "shape", "backend", "TFLOP/s", "share", "MB held"]
     columns += [f"× {name}" for name in others]

@@ -1,4 +1,4 @@
-"""The roofline: what each row reaches, under what the copy's bandwidth allows."""
+"""The roofline plot: what each row reaches, below what the copy's bandwidth allows."""
 
 import math
 from typing import Any
@@ -33,9 +33,10 @@ _SIDES = ((5, "left"), (-5, "right"))
 
 
 def roofline(rows: list[Row]) -> Figure:
-    """GFLOP/s over FLOP a byte, a panel a family, a mark a row with its batch, under the copy.
+    """GFLOP/s over FLOP per byte, below the line of the copy's bandwidth.
 
-    Rows of many tokens at once have their tokens at the mark, and the matrix product above them.
+    Each family of kernels has a panel and each row a mark, with its batch beside it. Rows of many
+    tokens have their number of tokens there instead, and the line of the matrix product above them.
     """
     timed = [row for row in rows if row["us"] and row["flops"]]
     groups = {
@@ -73,7 +74,7 @@ def _panel(panel: Axes, family: str, rows: list[Row]) -> None:
 
 
 def _axes(panel: Axes, rows: list[Row]) -> None:
-    """Logarithmic, a third of a decade or more about the marks, with the copy's line."""
+    """Draw logarithmic axes, at least a third of a decade around the marks, and the ceilings."""
     x, y = ([row[key] for row in rows] for key in ("flops_a_byte", "gflops"))
     roof = next((row["gbps"] / row["share"] for row in rows if row["share"]), None)
     low, high = min(x) / 2.5, max(x) * 4
@@ -100,7 +101,7 @@ def _tick(value: float, _: Any) -> str:
 
 
 def _series(row: Row) -> tuple[str, str]:
-    """What the marks of a line have in common, and the number at this one: its batch or tokens."""
+    """What the marks of a line have in common, and this mark's number: its batch or its tokens."""
     if not row.get("matrix"):
         return row["shape"], str(row["batch"])
     shape, _, tokens = row["shape"].partition("_t")
@@ -110,7 +111,7 @@ def _series(row: Row) -> tuple[str, str]:
 def _numbers(
     panel: Axes, line: list[Row], offset: int, side: str, placed: list[tuple[float, float]]
 ) -> None:
-    """Numbers at the marks, left out where another one on that side is too near."""
+    """Write numbers at the marks, but not where another number on that side is too near."""
     bounds = [[math.log(end) for end in ends] for ends in (panel.get_xlim(), panel.get_ylim())]
     for row in line:
         logs = (math.log(row["flops_a_byte"]), math.log(row["gflops"]))

@@ -1,4 +1,4 @@
-"""Checks that carry a time, and their table rows."""
+"""Checks that carry a time, and the rows of the table made of them."""
 
 import dataclasses
 from typing import Self
@@ -10,26 +10,26 @@ from gdn_jax.report.record import Check, Row
 
 _SHOWS = "that what is timed computes the right thing", "that other inputs take the same time"
 OTHERS = ("xla", *(peer.name for peer in PEERS))
-"""What pallas is compared with."""
+"""The backends that pallas is compared with."""
 COPIES = {
     "copy_gbps": "in place, by slope",
     "copy_blocking_gbps": "into another array, each call waited for",
 }
-"""The checks of the two copies, and how each is taken."""
+"""The checks of the two copies, and how each is measured."""
 
 MODEL = MODEL_DECODE, MODEL_PREFILL = "model_decode", "model_prefill"
 """Kernels whose rows are whole models."""
 MATRIX, MATRIX_LIMIT = "matmul_tflops", 4e-3
-"""The check of the matrix product, and its max_rel to float32, which rounding to bfloat16 costs."""
+"""The check of the matrix product, and the limit of its max_rel to float32, from rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TimedCheck(Check):
-    """A check with what was measured behind it: None where it does not hold.
+    """A check and what was measured after it; all None where the check does not hold.
 
-    ``us`` is the median in microseconds, ``us_low`` and ``us_high`` the extremes of
-    ``repetitions`` measurements; ``share`` is of the copy's GB/s in the same run; ``host`` is
-    :attr:`Timing.host`, ``peak_bytes`` :attr:`Prepared.memory`.
+    ``us`` is the median in microseconds, ``us_low`` and ``us_high`` are the extremes of
+    ``repetitions`` measurements; ``share`` is the share of the copy's GB/s in the same run;
+    ``host`` is :attr:`Timing.host`, ``peak_bytes`` :attr:`Prepared.memory`.
     """
 
     us: float | None = None
@@ -52,7 +52,7 @@ class TimedCheck(Check):
         copy_gbps: float | None = None,
         memory: int | None = None,
     ) -> Self:
-        """The check of a workload; without a time when ``timing`` is None or not above zero."""
+        """The check of a workload; it has no time if ``timing`` is None or not above zero."""
         ok = value <= workload.limit
         head = (workload.id, ok, value, workload.limit, workload.unit)
         if not ok or timing is None:
@@ -70,12 +70,12 @@ class TimedCheck(Check):
 
 
 def host_bound(host: float | None) -> bool:
-    """Whether a queue was hardly ever longer than what the device was doing."""
+    """Whether the device waited for the host, since the host was queueing nearly all the time."""
     return host is not None and host > 0.9
 
 
 def copy_check(moved: int, timing: Timing, wrong: int, id_: str = "copy_gbps") -> TimedCheck:
-    """A copy's GB/s, green when every element is right; ``limit`` is what it has to exceed."""
+    """A copy's GB/s, which must exceed ``limit``; it holds only if every element is right."""
     ok = wrong == 0 and timing.median > 0
     us, low, high = (1e6 * s for s in (timing.median, timing.low, timing.high))
     gbps = moved / us / 1e3 if ok else None
@@ -90,7 +90,7 @@ def copy_check(moved: int, timing: Timing, wrong: int, id_: str = "copy_gbps") -
 
 
 def matrix_check(flops: int, timing: Timing, error: float) -> Check:
-    """A large matrix product's TFLOP/s; ``limit`` is what it has to exceed."""
+    """A large matrix product's TFLOP/s, which must exceed ``limit``."""
     right = error <= MATRIX_LIMIT
     detail = f"a square product of bfloat16, {flops:.2e} FLOP, max_rel {error:.1e}"
     said = ("what a large matrix product reaches on this device in this run", "what others would")
@@ -107,8 +107,8 @@ def row(
 ) -> Row:
     """The table's row of a workload; every time is None where the check does not hold.
 
-    ``share_blocking`` is of the copy whose calls were waited for, ``blocking_gbps``;
-    ``share_matrix`` of the matrix product, where the workload is compared with it.
+    ``share_blocking`` is the share of ``blocking_gbps``, the copy that waits for each call;
+    ``share_matrix`` that of the matrix product, where the workload is compared with it.
     """
     us = done.us
     made: Row = {"id": workload.id, "kernel": workload.kernel, "backend": workload.backend}
@@ -131,7 +131,8 @@ def row(
 def ratios(rows: list[Row]) -> list[Row]:
     """How many times faster pallas is than each other backend, where both were timed.
 
-    Of the int4 product also than "stream", which only reads the same weights: at best one.
+    The int4 product is also compared with "stream", which only reads the same weights: that ratio
+    is at best one.
     """
     timed = {tuple(r[k] for k in ("kernel", "shape", "batch", "backend")): r for r in rows}
     found: list[Row] = []

@@ -28,12 +28,16 @@ Maker = Callable[[GDNConfig, Sequence[int], Sequence[str]], Iterator[Workload]]
 
 
 class Suite(NamedTuple):
-    """What ``--suite`` names: its rows from a layer's sizes, numbers of ``over``, and backends."""
+    """A name of ``--suite``.
+
+    ``rows`` makes its workloads from a layer's sizes, the numbers that ``over`` names, and the
+    backends.
+    """
 
     rows: Maker
     over: Literal["batches", "tokens"] = "batches"
     default: bool = True
-    """Whether it is timed where no suite is named."""
+    """Whether the suite runs when none is named."""
 
 
 SUITES = {
@@ -62,10 +66,10 @@ def workloads(
     backends: Sequence[str],
     tokens: Sequence[int] = prefill.TOKENS,
 ) -> list[Workload]:
-    """The rows to come, in the order of SUITES.
+    """The workloads of the chosen suites, in the order of SUITES.
 
     Raises:
-        ConfigError: suite model, and no model has such layers.
+        ConfigError: suite model is chosen, and no known model has such layers.
     """
     over = {"batches": batches, "tokens": tokens}
     chosen = [suite for name, suite in SUITES.items() if name in suites]
@@ -83,14 +87,15 @@ def run(
 ) -> bool:
     """Add the copies' checks, each workload's check and row, and what was not run, to the report.
 
-    A workload is not begun when less time is left than the shorter of the two before it took: one
-    may have done what several need. An interrupt leaves out the rest and keeps what was measured.
+    A workload is not begun when less time is left than the shorter of the last two took: the longer
+    one may have prepared what several need. An interrupt leaves out the rest and keeps what was
+    measured.
 
     Returns:
         Whether it was not interrupted.
 
     Raises:
-        BackendUnavailableError: nothing that was asked for can run here.
+        BackendUnavailableError: none of the workloads can run here.
     """
     started = clock()
     took: list[float] = []
@@ -146,12 +151,12 @@ def _ceilings(
 
 
 def needs_matrix(chosen: Sequence[Workload]) -> bool:
-    """Whether the matrix product is timed too."""
+    """Whether a workload is compared with the matrix product, so that this is timed too."""
     return any(workload.matrix for workload in chosen)
 
 
 def check_and_time(workload: Workload, copy_gbps: float | None, repetitions: int) -> TimedCheck:
-    """The workload's check, with its time where it holds."""
+    """The workload's check, and its time if the check holds."""
     try:
         made: Prepared = workload.make()
         value = float(made.check())

@@ -1,4 +1,4 @@
-"""Time of one call of a queue, without the fixed cost of starting and of waiting for it."""
+"""The time of one queued call, without the fixed cost of starting a queue and waiting for it."""
 
 import dataclasses
 import statistics
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 SHORT, LONG = 2, 14
-"""Calls of the two queues whose difference is divided."""
+"""Numbers of calls in the two queues whose times are subtracted."""
 REPETITIONS = 7
 
 
@@ -17,8 +17,8 @@ REPETITIONS = 7
 class Timing:
     """Seconds of one call: the median of ``repetitions`` measurements, and their extremes.
 
-    ``host`` is the share of a queue's time after which the host had queued all of it: near one, the
-    device waited for the host, and the time is not the device's. None where it is not known.
+    ``host`` is the share of a queue's time that the host took to queue all calls: near one, the
+    device waited for the host, and the time is not the device's. It is None where not measured.
     """
 
     median: float
@@ -29,7 +29,7 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: list[float], per: int = 1, host: float | None = None) -> "Timing":
-        """Of measurements that each took ``per`` pieces of work."""
+        """From measurements of ``per`` pieces of work each."""
         seconds = [s / per for s in seconds]
         return cls(statistics.median(seconds), min(seconds), max(seconds), len(seconds), host)
 
@@ -43,13 +43,13 @@ def slope(
     wait: Callable[[Any], Any] = jax.block_until_ready,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timing:
-    """``(t(LONG calls) - t(SHORT calls)) / (LONG - SHORT)``, each queue waited for once.
+    """``(t(LONG calls) - t(SHORT calls)) / (LONG - SHORT)``, waiting once for each queue.
 
     Args:
-        run: queues one call; gets what the last one returned, so that it may donate it.
-        carry: what the first call gets.
-        per: pieces of work in a call; the result is for one.
-        repetitions: pairs of queues.
+        run: queues one call; takes what the last call returned, so that it may donate it.
+        carry: what the first call takes.
+        per: pieces of work in a call; the result is the time of one piece.
+        repetitions: how many pairs of queues are measured.
         wait: returns when a carry is ready.
         clock: in seconds.
     """
@@ -80,7 +80,10 @@ def blocking(
     wait: Callable[[Any], Any] = jax.block_until_ready,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timing:
-    """Each call waited for before the next one starts: arguments as :func:`slope`."""
+    """The time of a call when each is waited for before the next one starts.
+
+    Arguments as for :func:`slope`.
+    """
     for _ in range(SHORT):
         carry = run(carry)
         wait(carry)

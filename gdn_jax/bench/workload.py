@@ -1,4 +1,4 @@
-"""What is timed: how to make it, how to check it, and what it has to move."""
+"""A workload, the unit that is timed: how to prepare and check it, and how many bytes it moves."""
 
 import dataclasses
 import math
@@ -12,25 +12,26 @@ from jax import lax
 from gdn_jax.bench.slope import Timing, slope
 
 LIMIT = 5e-6
-"""max_rel to float64 of sums of float32 products in any order, as in verify's int4 tier."""
+"""Limit of max_rel to float64: float32 products summed in any order, as in verify's int4 tier."""
 CHAIN_BYTES = 1.1e9
-"""A GPU's chain touches this much, so that no second-level cache holds it from call to call."""
+"""On a GPU a chain touches this many bytes, so no second-level cache holds them between calls."""
 
 _COPIES = 3
-"""Freed arrays with NaN for every result."""
+"""How many arrays of NaN are freed for each result of a call."""
 
 Measure = Callable[..., Timing]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A workload on the device.
+    """A workload whose weights and inputs are on the device, ready to be checked and timed.
 
     Attributes:
-        check: the error, to be at most the workload's limit; runs the very function that is timed.
-        run: queues one chain and gives the next carry; returns few arrays, since each output costs
-            the host more than a small kernel the GPU.
-        carry: what the first ``run`` gets; may be donated.
+        check: runs the very function that is timed and returns its error, which the workload's
+            limit bounds.
+        run: queues one chain; takes a carry and returns the next one. The carry is few arrays,
+            since an output costs the host more time than a small kernel costs the GPU.
+        carry: the first carry; may be donated.
         detail: a few words on what was compared.
     """
 
@@ -39,31 +40,34 @@ class Prepared:
     carry: Any
     detail: str = "to float64"
     measured: Callable[[int], Timing] | None = None
-    """Replaces ``run`` where the time is taken elsewhere: repetitions -> the time of one link."""
+    """Where it is not None, it measures instead of ``run``: repetitions -> the time of one link."""
     memory: int | None = None
-    """Bytes that the timed program holds at once, where that is worth a column."""
+    """Bytes that the timed program holds at once, for tables that show them; else None."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One row of the table before it is measured; bytes and flops are those of one link.
+    """One row of the table, before it is measured.
+
+    What is timed is a chain of links: equal pieces of work, each on other weights or states. The
+    row gives the time, bytes and flops of one link.
 
     Attributes:
-        kernel: what is timed; workloads of one kernel and shape are compared.
+        kernel: the name of what is timed; workloads of one kernel and shape are compared.
         backend: "xla", "pallas" or a peer's name.
-        shape: the sizes but for the batch.
+        shape: all sizes except the batch, as a word.
         batch: B.
-        bytes: least bytes to be read and written, each once.
-        flops: multiplications and additions.
-        links: pieces of work in one chain, each on other weights or states.
-        make: puts weights and inputs on the device.
-        limit: of the check's error.
-        unit: of the error.
-        measure: :func:`slope` or :func:`blocking`.
-        layers: in one link, where a link is a stack.
-        tokens: of one layer, or of a whole model, in one link, over all sequences, where that is
-            worth a column.
-        matrix: whether its flops are compared with those of a large matrix product.
+        bytes: the fewest bytes that a link must read and write.
+        flops: multiplications and additions of a link.
+        links: how many links a chain has.
+        make: prepares the workload: puts weights and inputs on the device.
+        limit: the largest error that the check allows.
+        unit: the unit of the error.
+        measure: how the time is measured, :func:`slope` or :func:`blocking`.
+        layers: how many layers a link has, where it is a stack; else None.
+        tokens: how many tokens a link takes in all its sequences, for tables that show them; else
+            None.
+        matrix: whether its flops per second are compared with those of a large matrix product.
     """
 
     kernel: str
@@ -83,7 +87,7 @@ class Workload:
 
     @property
     def id(self) -> str:
-        """``bench.<kernel>.<shape>`` with the backend in the kernel and the batch in the shape."""
+        """The id of its check: ``bench.<kernel>_<backend>.<shape>_b<batch>``."""
         return f"bench.{self.kernel}_{self.backend}.{self.shape}_b{self.batch}"
 
 
@@ -93,11 +97,12 @@ def on_gpu() -> bool:
 
 
 def poisoned(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, its results written on a GPU where a NaN lay in every element.
+    """``function(*args)``; on a GPU, its results are written over memory that is full of NaN.
 
-    A first run, on copies since a function may donate, compiles and tells the sizes. Arrays of
-    these sizes with all bits set, a NaN in every float type, are then made and freed, and the
-    allocator gives their memory to the results. What is updated in place stays as it is.
+    So an element that the function does not write is NaN. A first run, on copies because a function
+    may donate, compiles and tells the sizes of the results. Then arrays of these sizes with all
+    bits set, which is a NaN in every float type, are made and freed, and the allocator gives their
+    memory to the results. Arrays that are updated in place are not affected.
     """
     if on_gpu():
         outputs = jax.block_until_ready(function(*jax.tree.map(jnp.copy, args)))
@@ -108,9 +113,9 @@ def poisoned(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def peak_bytes(program: jax.stages.Compiled) -> int | None:
-    """Arguments, results and temporaries of a program; None where XLA does not say.
+    """Bytes of a program's arguments, results and temporaries; None where XLA does not say.
 
-    What the device has held since its start, which it also tells, is that of what ran before too.
+    The device's own peak would not do: it counts all programs since the start of the process.
     """
     found = program.memory_analysis()
     if found is None:
@@ -128,8 +133,8 @@ def poison(sizes: Sequence[int]) -> None:
 
 
 def rounds_for(nbytes: int, links: int) -> int:
-    """How often a GPU's chain is walked in a call, so that the call takes the device well longer
-    than it takes the host: at 4 TB/s and 3 µs a link some 1.5 ms, in at most 256 links.
+    """How often a call walks the chain, on a GPU, so that a call keeps the device busy for longer
+    than the host takes to queue it: about 1.5 ms at 4 TB/s and 3 µs a link, in at most 256 links.
     """
     if not on_gpu():
         return 1
@@ -138,12 +143,12 @@ def rounds_for(nbytes: int, links: int) -> int:
 
 
 def walked[C](walk: Callable[[C], C], carry: C, rounds: int) -> C:
-    """``walk`` done ``rounds`` times: a loop on the device, for a longer program takes longer to
-    compile and no less time to run.
+    """``walk`` applied ``rounds`` times, in a loop on the device: a longer program would take
+    longer to compile and run no faster.
     """
     return walk(carry) if rounds == 1 else lax.fori_loop(0, rounds, lambda _, c: walk(c), carry)
 
 
 def links_for(nbytes: int, most: int = 64) -> int:
-    """How many different weights of ``nbytes`` a chain takes: two where no GPU is measured."""
+    """How many different weights of ``nbytes`` a chain takes; two where the device is no GPU."""
     return min(most, max(4, -int(-CHAIN_BYTES // nbytes))) if on_gpu() else 2

@@ -15,13 +15,13 @@ from gdn_jax.models.route import Call, Route, products
 from gdn_jax.types import Array
 
 KeysValues = tuple[Array, Array]
-"""Of a layer: its caches [B, G, N, A], or the tokens' own [B, T, G, A]."""
+"""Keys and values of a layer: its caches [B, G, N, A], or those of new tokens [B, T, G, A]."""
 
 
 def rotate(x: Array, positions: Array, cfg: ModelConfig) -> Array:
-    """x [B, T, H, A] with its first R numbers turned: pairs (i, i + R/2) by ``p·theta^(-2i/R)``.
+    """Rotary embedding: the first R numbers of each head, as pairs (i, i + R/2), are turned.
 
-    positions int32 [B, T].
+    Pair i at position p by the angle ``p·theta^(-2i/R)``; x [B, T, H, A], positions int32 [B, T].
     """
     R = cfg.rotary_dim
     cos, sin = (part[:, :, None] for part in turn(positions, cfg))
@@ -46,15 +46,15 @@ def attend(
     lengths: Array | None,
     call: Call,
 ) -> tuple[KeysValues, Stream]:
-    """Tokens ``start`` to ``start + T - 1`` of each row, after all that the caches have of it.
+    """Tokens ``start`` to ``start + T - 1`` of each row attend to themselves and those before them.
 
-    The caches with the tokens' keys and values in their places, and
+    Returns the caches with the keys and values of these tokens written, and
     ``residual + Wo·(softmax(q·k / sqrt(A))·v · sigmoid(gate))``: h, residual [B, T, D].
 
     Args:
-        params: of the layer.
-        caches: of one type; float32 is computed in float32, bfloat16 as such.
-        start: int32 [B], how many tokens the caches have.
+        params: the layer's weights.
+        caches: both of one dtype, float32 or bfloat16, in which attention is computed.
+        start: int32 [B], how many tokens of each row the caches hold.
         h: float32, after the block's norm.
         residual: float32.
         lengths: int32 [B], as for :func:`gdn_jax.models.forward.forward`.
@@ -82,7 +82,10 @@ def attend(
 def _projected(
     params: AttentionParams, h: Array, positions: Array, dtype: Any, call: Call
 ) -> tuple[Array, Array, KeysValues]:
-    """Queries and gates [B, T, H, A], and the tokens' keys and values; ``dtype`` but for gates."""
+    """Queries and gates [B, T, H, A], and the tokens' keys and values.
+
+    Gates are float32, all else is ``dtype``.
+    """
     B, T, _ = h.shape
     cfg = call.cfg
     A, H, G = cfg.head_dim, cfg.num_attention_heads, cfg.num_key_value_heads
@@ -115,14 +118,17 @@ def _token_on_kernels(
 
 
 def _own(q: Array, k: Array, v: Array, route: Route) -> Array:
-    """Tokens that see each other alone: as many queries as keys, so every mask is aligned."""
+    """Attention of tokens with none before them: as many queries as keys, so masks are aligned."""
     return _attention(q, k, v, is_causal=True, implementation=route.attention)
 
 
 def _after(
     q: Array, k: Array, v: Array, positions: Array, reach: int | None, route: Route
 ) -> Array:
-    """Tokens behind others. cuDNN's causal mask begins at the first key, so a bias says which."""
+    """Attention of tokens with others before them.
+
+    cuDNN's causal mask begins at the first key, so a bias says which keys a token sees.
+    """
     k, v = k[:, :, :reach], v[:, :, :reach]
     mask = _seen(positions, k.shape[2])
     if len(k) > 1:
@@ -131,9 +137,9 @@ def _after(
 
 
 def _step(q: Array, k: Array, v: Array, positions: Array, reach: int | None, route: Route) -> Array:
-    """One token a row. cuDNN reads the keys that there are, XLA all below ``reach``."""
+    """Attention of one token a row: cuDNN reads the row's own keys, XLA ``reach`` places."""
     if route.reads_by_length(len(q)):
-        # An idle row at the end of its room would ask for one key more than there are.
+        # An idle row whose cache is full would ask for one key more than the cache has.
         there = jnp.minimum(positions[:, 0] + 1, k.shape[2])
         there = jnp.repeat(there, k.shape[1])
         lengths = {"query_seq_lengths": jnp.ones_like(there), "key_value_seq_lengths": there}
@@ -142,15 +148,15 @@ def _step(q: Array, k: Array, v: Array, positions: Array, reach: int | None, rou
 
 
 def _seen(positions: Array, keys: int) -> Array:
-    """bool [B, 1, T, keys]."""
+    """Which keys each token sees: bool [B, 1, T, keys]."""
     places = jnp.arange(keys, dtype=jnp.int32)
     return (places[None, None] <= positions[..., None])[:, None]
 
 
 def _by_heads(q: Array, k: Array, v: Array, **options: Any) -> Array:
-    """q [B, T, H, A] on caches [B, G, S, A]: each key head is a row of its own, with H/G queries.
+    """Attention of q [B, T, H, A] to caches [B, G, S, A], each key head as a row of its own.
 
-    So the caches are read where they are; only q and the output change their order.
+    A row has H/G query heads. So the caches are not copied; only q and the output are transposed.
     """
     B, T, H, A = q.shape
     G, S = k.shape[1:3]
@@ -161,15 +167,15 @@ def _by_heads(q: Array, k: Array, v: Array, **options: Any) -> Array:
 
 
 def _attention(q: Array, k: Array, v: Array, **options: Any) -> Array:
-    # A float32 dot may else be TF32 on a GPU; the function itself relies on promotion.
+    # Otherwise a float32 dot may be TF32 on a GPU; the function itself relies on promotion.
     with jax.default_matmul_precision("float32"), jax.numpy_dtype_promotion("standard"):
         return jax.nn.dot_product_attention(q, k, v, **options)
 
 
 def _placed(caches: KeysValues, own: KeysValues, start: Array, lengths: Array | None) -> KeysValues:
-    """Row b of the tokens' own [B, T, G, A] from ``start[b]`` of the caches [B, G, N, A] on.
+    """The caches [B, G, N, A] with row b of ``own`` [B, T, G, A] written from ``start[b]`` on.
 
-    What does not count, or is beyond the room, goes nowhere.
+    Padding, and tokens beyond the room N, are not written.
     """
     B, T = own[0].shape[:2]
     t = jnp.arange(T, dtype=jnp.int32)[None]

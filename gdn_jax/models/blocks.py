@@ -1,7 +1,7 @@
 """The parts of a model, each traceable by itself: embedding, the two kinds of block, head.
 
-A block is ``x + mixer(norm(x))``, then ``x + mlp(norm(x))``. What it carries from token to token
-comes first and is returned first; see :mod:`gdn_jax.models.residual` for ``x``.
+A block is ``x + mixer(norm(x))``, then ``x + mlp(norm(x))``. What it carries from token to token is
+its first argument and its first result; for ``x`` see :mod:`gdn_jax.models.residual`.
 """
 
 import jax
@@ -31,7 +31,7 @@ def linear_block(
     lengths: Array | None,
     call: Call,
 ) -> tuple[GDNState, Stream]:
-    """A block of a Gated DeltaNet layer: ``layer`` of the stack of states."""
+    """A block with a Gated DeltaNet layer, whose state is ``layer`` of the stack of states."""
     assert isinstance(block.mixer, GDNParams)
     x, h = normed(x, block.input_norm, call.cfg.norm_eps)
     states, y = advance(block.mixer, states, layer, h, x, lengths, call)
@@ -46,7 +46,7 @@ def full_block(
     lengths: Array | None,
     call: Call,
 ) -> tuple[KeysValues, Stream]:
-    """A block of full attention over its own keys and values, ``start`` int32 [B] of a row."""
+    """A block with full attention; its caches hold ``start`` int32 [B] tokens of each row."""
     assert isinstance(block.mixer, AttentionParams)
     x, h = normed(x, block.input_norm, call.cfg.norm_eps)
     caches, y = attend(block.mixer, caches, start, h, x, lengths, call)
@@ -56,14 +56,14 @@ def full_block(
 def _mlp(block: BlockParams, x: Stream, call: Call) -> Stream:
     """SwiGLU: ``x + Wdown·(silu(Wgate·h) · Wup·h)``."""
     x, h = normed(x, block.mlp_norm, call.cfg.norm_eps)
-    # Many tokens' gates are the most that a prompt holds at once, and rounded for Wdown anyway.
+    # The gates are a prompt's largest arrays, and Wdown's operand is rounded to bfloat16 anyway.
     found = products(h, block.gate_proj, block.up_proj, route=call.route, rounded=True)
     gate, up = (y.astype(jnp.float32) for y in found)
     return added(jax.nn.silu(gate) * up, block.down_proj, x, call.route)
 
 
 def head(norm: Array, weight: Weight, x: Stream, lengths: Array | None, call: Call) -> Array:
-    """Logits float32 [B, T, vocab], or [B, vocab] of the last token."""
+    """Logits float32 [B, T, vocab], or [B, vocab] of each row's last token."""
     if call.logits == "last" and isinstance(x, jax.Array) and x.shape[1] > 1:
         if lengths is None:
             x = x[:, -1:]

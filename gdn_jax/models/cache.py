@@ -1,4 +1,4 @@
-"""What a model carries from token to token: states of its linear layers, keys and values."""
+"""What a model carries from token to token: the states of linear layers, keys and values."""
 
 import dataclasses
 from typing import Any, Self
@@ -17,12 +17,13 @@ from gdn_jax.types import Array
 class ModelCache:
     """What B sequences carry, row b in slot b.
 
-    ``states`` of the linear layers are one stack, S float32 [Lg, B, HV, K, V] and conv_hist; ``k``
-    and ``v`` have an array [B, G, N, A] for each of the other layers, room for N tokens; ``length``
-    int32 [B]. A stack of all layers would be copied to read one of them, and an array of tokens
-    before heads to multiply by head.
+    ``states`` is one stack for the Lg linear layers, S float32 [Lg, B, HV, K, V] and conv_hist;
+    ``k`` and ``v`` have one array [B, G, N, A] for each of the other layers, room for N tokens;
+    ``length`` int32 [B] counts the tokens held. Keys and values are not stacked, because reading a
+    layer of a stack would copy the stack; heads come before tokens, because the product by head
+    would copy the other order.
 
-    A token beyond the room is dropped, never put elsewhere: :func:`check_room` finds it before.
+    A token beyond the room is dropped, never put elsewhere: call :func:`check_room` before.
     """
 
     states: GDNState
@@ -32,7 +33,7 @@ class ModelCache:
 
     @classmethod
     def zeros(cls, cfg: ModelConfig, batch: int, room: int, dtype: Any = jnp.float32) -> Self:
-        """For ``batch`` new sequences of up to ``room`` tokens; ``dtype`` of keys and values."""
+        """An empty cache for ``batch`` sequences of up to ``room`` tokens; keys are ``dtype``."""
         states = zeros("ModelCache.zeros", cfg.gdn, (len(cfg.linear_layers), batch))
         shape = (batch, cfg.num_key_value_heads, room, cfg.head_dim)
         k, v = (tuple(jnp.zeros(shape, dtype) for _ in cfg.full_layers) for _ in "kv")

@@ -1,4 +1,4 @@
-"""Sizes of a dense Qwen3.5 text model, from its config.json; what is not known is refused."""
+"""Sizes of a dense Qwen3.5 text model, from its config.json; unknown settings are refused."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "attn_output_gate": (True,),
     "mlp_only_layers": ([],),
 }
-"""Settings that have one meaning here; absent means that too."""
+"""Settings of which only one value is supported; an absent setting means that value."""
 _WITHOUT_EFFECT = {
     *("architectures", "attention_dropout", "bos_token_id", "cache_implementation", "chunk_size"),
     *("dtype", "eos_token_id", "full_attention_interval", "initializer_range", "layer_types"),
@@ -40,9 +40,9 @@ _ROPE = {"mrope_interleaved", "mrope_section", "partial_rotary_factor", "rope_th
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """``gdn`` has the sizes of the linear layers; ``layer_types`` the kind of every layer.
+    """Sizes of a model: ``gdn`` those of linear layers, ``layer_types`` the kind of every layer.
 
-    The first ``rotary_dim`` of a head's ``head_dim`` numbers are turned by their position.
+    Rotary positions turn the first ``rotary_dim`` of the ``head_dim`` numbers of a head.
     """
 
     gdn: GDNConfig
@@ -72,12 +72,12 @@ class ModelConfig:
 
     @property
     def linear_layers(self) -> tuple[int, ...]:
-        """Layers of a GDN mixer, in order."""
+        """Indices of the Gated DeltaNet layers, in order."""
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == LINEAR)
 
     @property
     def full_layers(self) -> tuple[int, ...]:
-        """Layers of full attention, in order."""
+        """Indices of the layers with full attention, in order."""
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == FULL)
 
     @classmethod
@@ -85,8 +85,8 @@ class ModelConfig:
         """Read a Hugging Face configuration; its ``text_config`` where there is one.
 
         Raises:
-            ConfigError: no such file, a field missing or out of range, another architecture, or a
-                setting that this package does not know.
+            ConfigError: no such file, a field that is missing or out of range, another
+                architecture, or a setting that this package does not know.
         """
         raw, origin = read_hf(config)
         text = raw.get("text_config", raw)

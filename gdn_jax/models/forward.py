@@ -1,4 +1,4 @@
-"""A model's tokens to logits: the only place where its blocks are composed."""
+"""From a model's tokens to logits: the only place where its blocks are composed."""
 
 import functools
 import itertools
@@ -20,24 +20,25 @@ from gdn_jax.types import Array
 def forward(
     params: ModelParams, cache: ModelCache, tokens: Array, lengths: Array | None, call: Call
 ) -> tuple[Array, ModelCache]:
-    """Logits of tokens after those that the cache has, and the cache with them.
+    """Logits of tokens that follow those in the cache, and the cache with these tokens added.
 
     One token a row is a decode step, more are a prefill. The residual stream, the states and the
-    logits are float32, weights as they are. Traceable; jit it with ``call`` static and the cache
-    donated for an update in place. A token beyond the cache's room is lost without an error: see
-    :func:`gdn_jax.models.cache.check_room`.
+    logits are float32; weights keep their dtype. The function is traceable: jit it with ``call``
+    static, and donate the cache to have it updated in place. A token beyond the cache's room is
+    lost without an error: see :func:`gdn_jax.models.cache.check_room`.
 
     Args:
-        params: the weights; on the route ``"pallas"`` those of
-            :func:`gdn_jax.models.kernels.lay_out`.
-        cache: of these rows, with room for their tokens.
+        params: the weights; on the route ``"pallas"`` as :func:`gdn_jax.models.kernels.lay_out`
+            returns them.
+        cache: what these rows carry, with room for the new tokens.
         tokens: int32 [B, T].
-        lengths: int32 [B]: how many tokens of a row count; those behind are padding, and a row of
-            none is idle: it reads and writes nothing. None: all T.
+        lengths: int32 [B]: how many tokens of a row count. Those after them are padding, and a row
+            of length 0 is idle: it reads and writes nothing. None: all T count.
         call: static.
 
     Returns:
-        float32 [B, T, vocab], of no meaning for padding, or [B, vocab]; and the new cache.
+        float32 [B, T, vocab], meaningless at padding, or [B, vocab] where ``call.logits`` is
+        ``"last"``; and the new cache.
     """
     x, cache = _blocks(_traced, params, cache, tokens, lengths, call)
     return _logits(_traced, params, x, lengths, call), cache
@@ -52,10 +53,11 @@ def forward_by_block(
     *,
     tuned: bool = True,
 ) -> tuple[Array, ModelCache]:
-    """:func:`forward` with every block a program of its own: two to compile, whatever the depth.
+    """:func:`forward` with each block run as a program of its own.
 
-    Not to be traced. The cache is donated. Where it is not ``tuned``, XLA times no variants of its
-    products on a GPU: sooner compiled, and slower.
+    The two kinds of block are two programs to compile, whatever the depth. Not to be traced. The
+    cache is donated. With ``tuned`` false, XLA times no variants of its products on a GPU: the
+    programs compile sooner and run slower.
     """
     run = compiled(tuned)
     x, cache = _blocks(run, params, cache, tokens, lengths, call)
@@ -65,24 +67,27 @@ def forward_by_block(
 def extend_by_block(
     params: ModelParams, cache: ModelCache, tokens: Array, lengths: Array | None, call: Call
 ) -> ModelCache:
-    """The cache of :func:`forward_by_block`, without logits."""
+    """:func:`forward_by_block` without logits: the new cache alone."""
     _, cache = _blocks(compiled(True), params, cache, tokens, lengths, call)
     return cache
 
 
 class Run(Protocol):
-    """How a part of :mod:`gdn_jax.models.blocks` runs: takes the part, gives what to call."""
+    """How a part of :mod:`gdn_jax.models.blocks` runs: takes the part, returns what to call."""
 
     def __call__[**P, R](self, part: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 def _traced[**P, R](part: Callable[P, R], /) -> Callable[P, R]:
-    """As it is, within the caller's program."""
+    """The part itself, which becomes part of the caller's program."""
     return part
 
 
 def compiled(tuned: bool) -> Run:
-    """Each part a program, kept for the next call; a block's first argument is donated, and x."""
+    """Each part as a compiled program, kept for the next call.
+
+    A block's first argument and x are donated.
+    """
 
     def run[**P, R](part: Callable[P, R], /) -> Callable[P, R]:
         return _program(part, tuned)
@@ -102,7 +107,7 @@ def _program(part: Callable[..., Any], tuned: bool) -> Callable[..., Any]:
 
     @functools.wraps(part)
     def alone(*args: Any) -> tuple[Any, Array]:
-        """A block, which ends with the sum that another would begin with."""
+        """A block that returns x as one array: it takes the sum that the next block would take."""
         carried, x = part(*args)
         return carried, whole(x)
 
@@ -117,12 +122,12 @@ def _blocks(
     lengths: Array | None,
     call: Call,
 ) -> tuple[Stream, ModelCache]:
-    """The stream behind the last block."""
+    """The residual stream after the last block, and the new cache."""
     B, T = tokens.shape
     x: Stream = run(embed)(params.embedding, tokens)
     states, k, v = cache.states, list(cache.k), list(cache.v)
     linear, full = itertools.count(), itertools.count()
-    # What a block does not depend on must not compile it anew: only attention looks at the cache.
+    # A block must not be compiled again for what it does not use: only attention uses the cache.
     attending = call._replace(logits="all")
     plain = attending._replace(reach=None, fresh=False)
     for block in params.blocks:

@@ -1,7 +1,8 @@
-"""What a model runs on the GPU kernels beside its linear layers, and weights in their layout.
+"""What a model runs on the GPU kernels outside its linear layers, and weights in their layout.
 
-All that the models take from :mod:`pallas_kernels`; the linear layers take theirs through
-:class:`gdn_jax.layer.pallas.KernelLayer`. Each function is one launch for one token a row, B rows.
+Models call :mod:`pallas_kernels` here alone; linear layers do so through
+:class:`gdn_jax.layer.pallas.KernelLayer`. Each function takes one token a row, B rows, and is one
+launch unless it says otherwise.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from pallas_kernels.kernels import attention_inputs, float_gemv, q4_gemv, residu
 from pallas_kernels.layer import is_int4
 
 TILE, BLOCK = q4_layout.TILE, q4_layout.BLOCK
-"""Rows and columns of a block of int4 weights, and the int32 words [9, 64] that it is."""
+"""Rows and columns of a block of int4 weights, and the shape of its int32 words."""
 
 
 def products(x: Array, *weights: Weight) -> tuple[Array, ...]:
@@ -30,7 +31,7 @@ def products(x: Array, *weights: Weight) -> tuple[Array, ...]:
 
 
 def sliced_product(x: Array, w: Weight) -> Array:
-    """``w·x`` as K slices, to be added in order: x [B, K] -> [splits, B, N]."""
+    """``w·x`` as partial sums over slices of K, to be added in order: [B, K] -> [splits, B, N]."""
     read = _as_read(w)
     return q4_gemv.gemv_parts(x, read) if is_int4(read) else float_gemv.gemv(x, read)[None]
 
@@ -97,9 +98,9 @@ def fill_blocks(blocks: np.ndarray, words: np.ndarray, scales: np.ndarray) -> No
 def lay_out(params: ModelParams) -> ModelParams:
     """The model with every Q4Array laid out for the kernels, where both sizes are multiples of 64.
 
-    One matrix at a time: its old form is deleted before the next one is laid out, so that the
-    device holds the model and a few copies of its largest matrix, and gaps where sizes differ:
-    loading lays out on the way (``load_params(kernel=True)``). ``params`` is used up.
+    ``params`` is used up: each matrix is deleted before the next one is laid out, so the device
+    holds the model, a few copies of its largest matrix, and gaps where sizes differ. Loading with
+    ``load_params(kernel=True)`` needs none of this, because it lays out on the way.
     """
     return jax.tree.map(_moved, params, is_leaf=lambda x: isinstance(x, Q4Array | Q4Kernel))
 
@@ -114,6 +115,6 @@ def _moved(weight: Any) -> Any:
 
 
 def _as_read(w: Weight) -> Array:
-    """A weight as the kernels read it."""
+    """The array of a weight that the kernels read."""
     assert not isinstance(w, Q4Array)
     return w.blocks if isinstance(w, Q4Kernel) else w

@@ -53,7 +53,7 @@ def advance(
     y, new, _ = forward(params, own, h[:, 0], call.cfg.gdn)
     if lengths is not None:
         new = jax.tree.map(functools.partial(_where_active, lengths), new, own)
-    # Else the next layer's part is taken from the stack as it was, which a loop then copies.
+    # Otherwise the next layer's part is taken from the old stack, which a loop then copies.
     return lax.optimization_barrier((_replaced(states, layer, new), residual + y[:, None]))
 
 

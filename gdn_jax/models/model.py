@@ -1,4 +1,4 @@
-"""A model to be used: weights, how they run, and a tokenizer where there is one."""
+"""A model ready for use: its weights, how they run, and its tokenizer if it has one."""
 
 import dataclasses
 import os
@@ -27,12 +27,12 @@ from gdn_jax.models.route import Call, Route, weights_of
 from gdn_jax.types import Array
 
 ROOM_UNIT = 256
-"""A cache has room for a multiple of it, unless told otherwise: few sizes to compile for."""
+"""By default a cache has room for a multiple of this many tokens: few sizes to compile for."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """Weights and how they run. Its methods are host-facing: they compile and check.
+    """Weights and how they run. The methods are called on the host: they compile and check.
 
     ``tokenizer`` is None where the checkpoint has none; ``kv_dtype`` is the type of keys and
     values: float32 for a float32 model, else bfloat16.
@@ -53,7 +53,7 @@ class Model:
         backend: str | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> Self:
-        """From weights; int4 is laid out for the kernels where they run, and used up by that.
+        """A model of these weights; where the kernels run, int4 weights are laid out and used up.
 
         Raises:
             UnknownNameError, BackendUnavailableError: as :func:`gdn_jax.decode_step`.
@@ -73,7 +73,7 @@ class Model:
         """float32 [B, T, vocab] of token ids [B, T], from an empty cache.
 
         Raises:
-            GenerationError: not whole numbers [B, T] of the vocabulary, or none.
+            GenerationError: ``tokens`` is empty, or not whole numbers [B, T] of the vocabulary.
             DeviceMemoryError: the device has too little memory.
         """
         where = "Model.logits"
@@ -109,21 +109,21 @@ class Model:
     ) -> list[Generated]:
         """What follows each prompt; all of them run together, each as if it were alone.
 
-        Equal arguments give equal tokens. A row's logits are those of its solo run up to the order
-        of float32 sums (1e-5 of the largest; with bfloat16 products, their rounding), so its
-        tokens are the same unless two are that close; its draws depend on the seed, its place
-        among the prompts and its position alone.
+        Equal arguments give equal tokens. A row's logits are those of a run with its prompt alone
+        up to the order of float32 sums (1e-5 of the largest logit; with bfloat16 products, their
+        rounding), so its tokens are the same unless two logits are that close. Its random draws
+        depend only on the seed, its place among the prompts and the position.
 
         Args:
             prompts: token ids, or texts where there is a tokenizer.
-            max_new_tokens: of each row.
+            max_new_tokens: the most tokens of each answer.
             temperature, top_k, top_p, repetition_penalty, seed: see
                 :class:`gdn_jax.models.generation.sampling.Sampling`.
             stop_tokens: ids that end a row and are not part of it; the checkpoint's by default.
-            stop_strings: texts that end a row, across tokens too; needs a tokenizer. The tokens
-                go on to the one that completes it, the text ends before it.
+            stop_strings: texts that end a row, even across tokens; needs a tokenizer. The tokens
+                include the one that completes the string; the text ends before the string.
             on_tokens: called with a row's number and its new tokens while the device runs on.
-            context: tokens that a row has room for; what is needed by default.
+            context: tokens that a row has room for; by default as many as are needed.
 
         Raises:
             GenerationError: no prompts, an empty one, a token that is not in the vocabulary, text
@@ -196,7 +196,7 @@ class Model:
 
 
 def _laid_out(backend: str | None) -> bool:
-    """Whether int4 is laid out for the kernels: where they run, unless it is not for them."""
+    """Whether int4 is laid out for the kernels: if they run here and ``backend`` allows them."""
     return backend != "xla" and device_reason() is None
 
 
@@ -219,13 +219,14 @@ def load(
 
     Args:
         source: the directory or the file; the tokenizer is that of the directory.
-        weights: ``"bf16"``, ``"q4"`` or ``"f32"``: how large matrices are held; others are
-            float32, see :func:`gdn_jax.models.loading.load.load_params`.
-        backend: of the decode steps; None takes the kernels where they run.
+        weights: ``"bf16"``, ``"q4"`` or ``"f32"``: how the large matrices are held; see
+            :func:`gdn_jax.models.loading.load.load_params`. Small tensors are float32.
+        backend: what runs decode steps, ``"pallas"`` or ``"xla"``; None takes the kernels where
+            they run.
         progress, notes: as for ``load_params``.
 
     Raises:
-        CheckpointError, ConfigError: what cannot be loaded, with the reason.
+        CheckpointError, ConfigError: the model cannot be loaded; the message says why.
         TextError: a damaged tokenizer.
         UnknownNameError, BackendUnavailableError: as :func:`gdn_jax.decode_step`.
         DeviceMemoryError: the device has too little memory.

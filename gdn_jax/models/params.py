@@ -14,7 +14,7 @@ from gdn_jax.types import Array
 class AttentionParams:
     """Gated full attention of H query heads and G key heads of width A, model width D.
 
-    ``q_proj`` [2·H·A, D] gives every head its query and then its gate; ``k_proj``, ``v_proj``
+    ``q_proj`` [2·H·A, D] gives for each head its query, then its gate; ``k_proj``, ``v_proj``
     [G·A, D]; ``o_proj`` [D, H·A]; ``q_norm``, ``k_norm`` [A].
     """
 

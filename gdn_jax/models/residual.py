@@ -1,16 +1,16 @@
-"""The residual stream between blocks: what one adds to it, and the norm that the next one begins.
+"""The residual stream between blocks: the sum that ends one, and the norm that begins the next.
 
-Between any two products of matrices lies ``x' = x + y``, y the last product, and ``h = norm(x')``.
-Who adds depends on the route, and so does what is handed over, a :data:`Stream`::
+After the last product y of each half of a block come ``x' = x + y`` and ``h = norm(x')``. Which
+code adds depends on the route, and so does what is handed over, a :data:`Stream`::
 
                the last product            handed over                 the next norm
     XLA        y, and x' = x + y     ->    Array x'              ->    normed: h = norm(x')
     kernels    y as slices over K    ->    Partial(slices, x)    ->    normed: x' = sum(slices) + x
                                                                                h  = norm(x')
 
-A matrix's columns are shared out among the CTAs of its kernel, each of which leaves the sum over
-its own: a slice of y. The kernel of the next norm reads x anyway, and adds them on the way. Only
-:func:`joined` makes a Partial, only :func:`normed` and :func:`whole` end one.
+A matrix's kernel divides the columns among its CTAs; each CTA writes the sum over its own columns,
+a slice of y. The kernel of the next norm reads x anyway and adds the slices to it. Only
+:func:`joined` makes a Partial; only :func:`normed` and :func:`whole` make an array of one.
 """
 
 import functools
@@ -28,7 +28,7 @@ from gdn_jax.types import Array
 
 
 class Partial(NamedTuple):
-    """A stream [B, 1, D] before its sum: ``sum(slices) + residual``.
+    """A stream [B, 1, D] that is not added up yet: it is ``sum(slices) + residual``.
 
     ``slices`` float32 [splits, B, D], to be added in order; ``residual`` float32 [B, 1, D].
     """
@@ -38,7 +38,7 @@ class Partial(NamedTuple):
 
 
 Stream = Array | Partial
-"""float32 [B, T, D]; a Partial after one token a row on the kernels, where clusters are."""
+"""float32 [B, T, D]; or a Partial, for one token a row on kernels with thread-block clusters."""
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -55,7 +55,7 @@ def whole(x: Stream) -> Array:
 
 
 def normed(x: Stream, weight: Array, eps: float) -> tuple[Array, Array]:
-    """The stream as one array, and :func:`rms_norm` of it; of a :class:`Partial` in one launch."""
+    """The stream as one array, and its :func:`rms_norm`; one launch for a :class:`Partial`."""
     if isinstance(x, jax.Array):
         return x, rms_norm(x, weight, eps)
     stream, h = kernels.sum_and_norm(x.slices, x.residual[:, 0], weight, eps)
@@ -63,7 +63,7 @@ def normed(x: Stream, weight: Array, eps: float) -> tuple[Array, Array]:
 
 
 def joined(slices: Array, residual: Array) -> Stream:
-    """The stream with a product in slices, left to the next norm where its kernel can run."""
+    """``residual`` plus a product in slices; the next norm's kernel adds them where it can run."""
     stream = Partial(slices, residual)
     return stream if kernels.adds_slices(residual.shape[-1]) else whole(stream)
 

@@ -17,16 +17,16 @@ from gdn_jax.quant.project import Rounded, Weight, project
 from gdn_jax.types import Array
 
 CUDNN_WIDTHS = {(8, 0): 128, (9, 0): 256}
-"""Widest heads of cuDNN's attention from a compute capability on."""
+"""Compute capabilities, and the widest heads that cuDNN's attention takes from each on."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """Static, and the same for every call of a model.
+    """How a model runs: static, and the same for all of its calls.
 
-    ``backend``: one token a row runs on the kernels (``"pallas"``) or on XLA. More tokens run on
-    XLA but for the delta rule, which ``rule`` runs; with ``narrow`` what is multiplied is rounded
-    to bfloat16. ``attention`` is ``"cudnn"`` or ``"xla"``.
+    One token a row runs on ``backend``: the kernels (``"pallas"``) or XLA. More tokens run on XLA,
+    except the delta rule, which runs on ``rule``; with ``narrow`` the operands of products are
+    rounded to bfloat16. ``attention`` is ``"cudnn"`` or ``"xla"``.
     """
 
     backend: str = "xla"
@@ -36,14 +36,14 @@ class Route:
 
     @property
     def precision(self) -> str:
-        """Of :func:`gdn_jax.prefill`."""
+        """The ``precision`` of :func:`gdn_jax.prefill`."""
         return "bfloat16" if self.narrow else "float32"
 
     def reads_by_length(self, rows: int) -> bool:
-        """Whether attention of one token a row takes cuDNN, which reads the keys that there are.
+        """Whether attention of one token a row takes cuDNN, which reads only the keys of the row.
 
-        Of a single row XLA is as fast up to 65 000 tokens, beyond which they were not compared;
-        of eight at 10 000 it is 1.4 times slower (H200).
+        For a single row XLA is as fast up to 65 000 tokens, and longer rows were not compared; for
+        eight rows of 10 000 tokens XLA is 1.4 times slower (H200).
         """
         return self.attention == "cudnn" and rows > 1
 
@@ -69,11 +69,12 @@ PLAIN = Route()
 
 
 class Call(NamedTuple):
-    """What is static in a call: a program for each.
+    """The static part of a call; each different one compiles a program.
 
-    ``reach`` is at least the length of every row after the call, so that attention need not look
-    at the rest of the cache; None: all of it. ``fresh``: the cache is new, so that attention need
-    not look at it at all. ``logits`` are those of ``"all"`` tokens, or of every row's ``"last"``.
+    ``reach`` is at least the length of every row after the call: attention reads only so many
+    places of the cache; None reads all of it. ``fresh`` says that the cache is empty, so attention
+    does not read it at all. ``logits`` asks for those of ``"all"`` tokens, or of each row's
+    ``"last"``.
     """
 
     cfg: ModelConfig
@@ -106,7 +107,7 @@ def _backend(params: ModelParams, cfg: ModelConfig, backend: str | None) -> str:
 
 
 def weights_of(params: ModelParams) -> list[Weight]:
-    """The matrices of a model outside of its linear layers."""
+    """The matrices of a model outside its linear layers."""
     found: list[Weight] = [params.embedding if params.head is None else params.head]
     for block in params.blocks:
         found += [block.gate_proj, block.up_proj, block.down_proj]
@@ -119,9 +120,8 @@ def weights_of(params: ModelParams) -> list[Weight]:
 def products(x: Array, *weights: Weight, route: Route, rounded: bool = False) -> tuple[Array, ...]:
     """``w·x`` for every weight: x [B, T, D] -> float32 [B, T, N] each.
 
-    Where operands are rounded to bfloat16, results are too if ``rounded``, and of that type.
-
-    One token a row on the kernels is one launch for all weights.
+    Where operands are rounded to bfloat16 and ``rounded`` is true, results are bfloat16 instead.
+    One token a row on the kernels takes one launch for all weights.
     """
     B, T, D = x.shape
     if T > 1 or route.backend == "xla":

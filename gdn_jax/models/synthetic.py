@@ -1,4 +1,4 @@
-"""Drawn weights of a model of any size, made on the device."""
+"""Random weights of a model of any size, drawn on the device."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ from gdn_jax.quant.q4array import GROUP, Q4Array
 from gdn_jax.types import Array
 
 _RMS = math.sqrt(sum(n * n for n in range(-8, 8)) / 16)
-"""Of equally likely integers -8..7."""
+"""The root mean square of equally likely integers -8..7."""
 
 _SIGNS = 0x80008000
 """The sign bits of two float16 in a word."""
@@ -30,10 +30,10 @@ def model_params_like(
 ) -> ModelParams:
     """Random weights of a model, as wide as :func:`load_params` holds them.
 
-    Projections have the variance 1/fan-in: uniform numbers, or all integers alike with one scale
-    in magnitude and random in sign. Small tensors are in the ranges of :func:`init_params`, norms
-    about 1. A projection is one elementwise pass over its own memory; only the small ones come
-    from the host.
+    Projections have the variance 1/fan-in. They are uniform numbers; in int4, equally likely
+    integers with scales of one magnitude and random sign. Small tensors are in the ranges of
+    :func:`init_params`, norms about 1. A projection is drawn by one elementwise pass over its own
+    memory; only small tensors come from the host.
 
     Args:
         cfg: sizes.

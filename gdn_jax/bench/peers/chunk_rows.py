@@ -1,4 +1,4 @@
-"""The chunked delta rule of two other projects on the same operands, where they are installed."""
+"""The chunked delta rule of two other projects on our rows' operands, where they are installed."""
 
 import functools
 import importlib
@@ -19,13 +19,13 @@ from gdn_jax.errors import BackendUnavailableError
 from gdn_jax.report.metrics import distance
 
 ENDS = 512
-"""Tokens at either end that come back from the other process."""
+"""How many tokens, at either end, the other process returns the outputs of."""
 _TIMEOUT = 120
 _JLA = "jla.ops.mosaic_gpu.gated_delta_rule"
 
 
 def workloads(cfg: GDNConfig, tokens: Sequence[int]) -> Iterator[Workload]:
-    """jax-linear-attention in this process, flash-linear-attention in one of its own."""
+    """Rows of jax-linear-attention, in this process, and flash-linear-attention, in its own."""
     for T in tokens:
         yield _row(Case(cfg, T), JLA, functools.partial(_make_jla, Case(cfg, T)))
     for T in tokens:
@@ -37,7 +37,7 @@ def _row(case: Case, peer: Peer, make: Callable[[], Prepared]) -> Workload:
 
 
 def _make_jla(case: Case) -> Prepared:
-    """With q and k repeated for every value head before the time is taken."""
+    """Prepare jax-linear-attention; q and k are repeated for every value head before timing."""
     JLA.require()
     try:
         operator: Any = importlib.import_module(_JLA).gated_delta_rule
@@ -73,15 +73,15 @@ def _make_fla(case: Case, tokens: tuple[int, ...]) -> Prepared:
 
 
 def _ends(T: int) -> np.ndarray:
-    """The first and the last tokens."""
+    """The indices of the first and the last tokens."""
     return np.unique(np.concatenate([np.arange(min(ENDS, T)), np.arange(max(0, T - ENDS), T)]))
 
 
 @functools.lru_cache(maxsize=1)
 def _answers(cfg: GDNConfig, tokens: tuple[int, ...]) -> dict[str, Any]:
-    """Outputs, states and times of every length, or the reason why not: asked for once.
+    """Outputs, states and times of every length, or why there are none; the process runs once.
 
-    q, k and v go as the bits of the bfloat16 that are drawn; the other process repeats them.
+    q, k and v are sent as the bits of one drawn period in bfloat16; the other process repeats it.
     """
     names = ("q", "k", "v")
     rows = (np.asarray(jnp.asarray(x, jnp.bfloat16)) for x in chunk.drawn(cfg))

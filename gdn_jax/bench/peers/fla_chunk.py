@@ -1,8 +1,8 @@
 """Run as ``python -m gdn_jax.bench.peers.fla_chunk REQUEST RESULT``; needs torch, a GPU and fla.
 
-REQUEST has the tokens of q, k and v to repeat, as bits of bfloat16, gates, a state, and lengths;
-RESULT for each length some outputs, the state, the seconds of a call with the extremes, how they
-were taken and the bytes held, or why it failed.
+REQUEST has one period of q, k and v, which is repeated, as bits of bfloat16; gates, a state, and
+lengths. RESULT has for each length some outputs, the state, the seconds of a call (least, median
+and most), how they were measured, and the bytes held; or why it failed.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Run: ``python -m gdn_jax.bench.peers.fla_recurrent REQUEST RESULT``; needs torch, fla and a GPU.
 
-REQUEST has the operands of one token for each batch, RESULT the output, the state and the seconds
-of one layer's call, taken from a CUDA graph over ``layers`` states of their own.
+REQUEST has the operands of one token for each batch. RESULT has for each the output, the state, and
+the seconds of one layer's call, measured with a CUDA graph over ``layers`` separate states.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Other implementations: what each is called, what it lacks here, and how it is asked."""
+"""Other implementations: their names, whether they are installed, and how they are called."""
 
 import dataclasses
 import importlib.metadata
@@ -19,9 +19,9 @@ class Peer:
     """Another implementation, which runs in this process or in one of its own.
 
     Attributes:
-        name: the backend of its rows.
-        distribution: whose version a row names.
-        modules: what has to be importable.
+        name: the ``backend`` of its rows.
+        distribution: the package whose version a row names.
+        modules: the modules that must be importable.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Peer:
 
     @property
     def title(self) -> str:
-        """Its distribution and the version of it."""
+        """Its distribution and version."""
         try:
             version = importlib.metadata.version(self.distribution)
         except importlib.metadata.PackageNotFoundError:
@@ -44,7 +44,7 @@ class Peer:
         return f"{self.distribution} {version}"
 
     def fault(self, said: str | Exception) -> BackendUnavailableError:
-        """Its own failure, which is no check of this package: the row is listed as not run."""
+        """The error for the peer's own failure: its row is listed as not run; no check fails."""
         if isinstance(said, Exception):
             first = (str(said).strip().splitlines() or [""])[0][:200]
             said = f"{type(said).__name__}: {first}"
@@ -58,10 +58,11 @@ PEERS = (JLA, FLA)
 
 
 def ask(script: str, inputs: Mapping[str, np.ndarray], timeout: float) -> dict[str, np.ndarray]:
-    """What ``python -m gdn_jax.bench.peers.<script> REQUEST RESULT`` makes of these arrays.
+    """The result of ``python -m gdn_jax.bench.peers.<script> REQUEST RESULT`` for these arrays.
 
     Raises:
-        BackendUnavailableError: it fails, with its last line, or takes longer than ``timeout`` s.
+        BackendUnavailableError: the script fails, with the last line that it wrote, or takes longer
+            than ``timeout`` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="gdn-jax-peer-") as folder:
         request, result = Path(folder, "request.npz"), Path(folder, "result.npz")

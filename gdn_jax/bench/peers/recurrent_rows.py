@@ -1,4 +1,4 @@
-"""The delta rule of one token, of flash-linear-attention, on the operands of our own rows."""
+"""flash-linear-attention's delta rule of one token, on our own rows' operands."""
 
 import functools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What branches of a sequence cost at one layer: forks, drafts and commits, by scheme."""
+"""What branches of a sequence cost in one layer: forks, drafts and commits, for each scheme."""
 
 import functools
 import math
@@ -27,16 +27,16 @@ TIER = "q4"
 TD = 4
 """Tokens of a draft."""
 BATCH = 8
-"""Measured beside the first batch, where it is asked for."""
+"""The batch that is measured besides the first one, where it is asked for."""
 COMMITS = 32
-"""Of a chain at most: each is many small launches, and a loop over tokens in replay."""
+"""The most layers of a chain: a draft or commit is many small launches, and a loop in replay."""
 _OPERANDS = ("Q", "K", "V", "G", "BETA")
 
 
 def workloads(
     cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
 ) -> Iterator[Workload]:
-    """Drafts on each backend; commits and forks, which the kernels have no part in, on xla."""
+    """Drafts on each backend; commits and forks on xla alone, since they use no kernel."""
     few = [batch for batch in batches if batch in (batches[0], BATCH)]
     for batch in few:
         for scheme in SCHEMES:
@@ -55,7 +55,7 @@ def state_bytes(cfg: GDNConfig) -> tuple[int, int]:
 
 
 def record_bytes(cfg: GDNConfig, scheme: str) -> int:
-    """Bytes that a draft keeps of one row, but for the convolution's inputs."""
+    """Bytes that a draft keeps of one row, without the convolution's inputs."""
     if scheme == "snapshot":
         return TD * state_bytes(cfg)[0]
     return 4 * TD * (2 * cfg.key_dim + cfg.value_dim + 2 * cfg.num_v_heads)
@@ -79,12 +79,12 @@ def _tokens(cfg: GDNConfig, batch: int) -> np.ndarray:
 
 
 def _accepted(batch: int) -> np.ndarray:
-    """From one token to all, another number in rows that are neighbours."""
+    """How many tokens each row accepts: from one to all, never equal in neighbouring rows."""
     return (1 + (np.arange(batch, dtype=np.int32) + 2) % TD).astype(np.int32)
 
 
 def _committed_error(cfg: GDNConfig, after: GDNState) -> float:
-    """The worst max_rel of state and history of every row to serial decoding in float64."""
+    """The worst max_rel of any row's state or history to serial decoding in float64."""
     batch = len(after.S)
     exact = exact_tokens(cfg, min(batch, DISTINCT))
     return max(
@@ -95,7 +95,7 @@ def _committed_error(cfg: GDNConfig, after: GDNState) -> float:
 
 
 def _draft_workload(cfg: GDNConfig, batch: int, scheme: str, backend: str) -> Workload:
-    """``LayerBank.draft_slots``: TD decode steps, and what is kept of them written."""
+    """``LayerBank.draft_slots``: TD decode steps, and writing the record that is kept of them."""
     shape, moved, flops = sizes(cfg, TIER, batch)
     kept = batch * (record_bytes(cfg, scheme) + 4 * TD * cfg.conv_dim)
     moved, flops = TD * moved + kept, TD * flops
@@ -123,14 +123,14 @@ def _make_draft(
 
 
 def _layers(cfg: GDNConfig, batch: int) -> int:
-    """Layers of a chain of drafts."""
+    """How many layers a chain of drafts has."""
     return min(links_for(TD * sizes(cfg, TIER, batch)[1]), 8)
 
 
 def _start(
     cfg: GDNConfig, batch: int, backend: str, layers: int
 ) -> tuple[LayerBank, StatePool, jax.Array, jax.Array]:
-    """Weights, a pool, its slots that have rows, and what they draft."""
+    """Weights, a pool, those of its slots that have rows, and the inputs of their drafts."""
     contents = Contents.draw(cfg, layers, 2 * batch, batch)
     xs = jnp.asarray(_tokens(cfg, batch))
     bank = made_bank(cfg, TIER, backend, layers)
@@ -138,7 +138,7 @@ def _start(
 
 
 def draft_error(cfg: GDNConfig, ys: jax.Array, record: DraftRecord) -> float:
-    """The worst max_rel of a draft's outputs and of all that its record keeps to float64."""
+    """The worst max_rel to float64 of a draft's outputs and of all that its record keeps."""
     batch = len(ys)
     kept = {"S": record.S} | dict(zip(_OPERANDS, record.operands or [None] * 5, strict=True))
     kept |= {"OUT": jnp.swapaxes(ys, 0, 1), "XC": record.frames}
@@ -152,7 +152,7 @@ def draft_error(cfg: GDNConfig, ys: jax.Array, record: DraftRecord) -> float:
 
 
 def _commit_workload(cfg: GDNConfig, batch: int, scheme: str) -> Workload:
-    """``StatePool.commit``: the state written, and read or recomputed from what is kept."""
+    """``StatePool.commit``: the state is read or recomputed from the record, and written."""
     S, hist = state_bytes(cfg)
     moved = 2 * batch * (S + hist) + (batch * record_bytes(cfg, scheme)) * (scheme == "replay")
     links = min(links_for(moved), COMMITS)
@@ -180,7 +180,7 @@ def _make_commit(cfg: GDNConfig, batch: int, scheme: str, links: int) -> Prepare
 
 
 def _fork_workload(cfg: GDNConfig, batch: int) -> Workload:
-    """The device's part of ``StatePool.fork``: one slot read, ``batch`` written."""
+    """The device's part of ``StatePool.fork``: one slot is read, ``batch`` slots are written."""
     moved = (1 + batch) * sum(state_bytes(cfg))
     links = links_for(moved)
     rounds = rounds_for(moved, links)
@@ -191,7 +191,7 @@ def _fork_workload(cfg: GDNConfig, batch: int) -> Workload:
 
 def _make_fork(cfg: GDNConfig, batch: int, links: int, rounds: int) -> Prepared:
     contents = Contents.draw(cfg, 1, (links + 1) * (batch + 1), batch + 1, links)
-    # A number of its own for the source of each link, so that no other's branches pass for it.
+    # Each link's source holds numbers of its own, so a branch of the wrong source is seen.
     contents.held[contents.rows] = DISTINCT * contents.rows
     groups = list(jnp.asarray(contents.rows))
     pool = _forks(contents.pool(), groups, 1)
@@ -224,9 +224,10 @@ def _drafts(
     scheme: str,
     backend: str,
 ) -> Drafted:
-    """Drafts of all layers, each of the last one's outputs: those, and the first with its record.
+    """Drafts of all layers, each from the outputs of the one before.
 
-    An element of every array of the other records is returned too, so that none goes unwritten.
+    The last outputs, and the first draft's outputs with its record. An element of each array of the
+    other records is returned too, so that the compiler must compute them all.
     """
     kept, drafts = [], []
     for layer in [*range(bank.num_layers)] * rounds:

@@ -1,4 +1,4 @@
-"""The delta rule over chunks of many tokens, every output of it checked."""
+"""The chunked delta rule over many tokens; every output is checked."""
 
 import functools
 import math
@@ -22,13 +22,13 @@ Rule = Callable[..., tuple[jax.Array, jax.Array]]
 
 CHUNK = 64
 LIMIT, LIMIT_F32 = 2e-2, 1e-5
-"""max_rel to float64: bfloat16 operands and products, and those with the bits of a float32."""
+"""Limits of max_rel to float64: of bfloat16 operands and products, and of float32 ones."""
 PERIOD = 4099
-"""Tokens of q, k and v that are drawn and repeated: a prime, so that no two chunks begin alike."""
+"""How many tokens of q, k and v are drawn, then repeated: a prime, so chunks begin differently."""
 ANCHOR, ANCHORED = 64, 1e-6
-"""Tokens that NumPy computes as well, and the distance allowed to them."""
+"""How many tokens NumPy computes as well, and the distance allowed to its results."""
 FEW = 4096
-"""Tokens of a program at least, so that it takes the device longer than it takes the host."""
+"""The fewest tokens of a program, so that the device takes longer than the host."""
 
 
 class Operands(NamedTuple):
@@ -43,7 +43,7 @@ class Operands(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What is computed: T tokens in all, of ``sequences`` one after another."""
+    """What is computed: T tokens in all, of ``sequences`` sequences one after another."""
 
     cfg: GDNConfig
     tokens: int
@@ -59,7 +59,7 @@ def workload(case: Case, backend: str) -> Workload:
 
 
 def row_of(case: Case, kernel: str, backend: str, make: Callable[[], Prepared]) -> Workload:
-    """A row whose figures are those of the chunked form, whoever computes it."""
+    """A row whose bytes and flops are those of the chunked form, whoever computes it."""
     cfg, T, links = case.cfg, case.tokens, rounds(case)
     shape = f"{cfg.num_v_heads}x{cfg.head_k_dim}x{cfg.head_v_dim}_t{T}"
     limit = LIMIT_F32 if case.dtype == "float32" else LIMIT
@@ -69,10 +69,11 @@ def row_of(case: Case, kernel: str, backend: str, make: Callable[[], Prepared]) 
 
 
 def flops_of(cfg: GDNConfig, tokens: int) -> int:
-    """Of chunks of 64: an operand that takes several bfloat16 parts counts once.
+    """Flops of the rule over chunks of 64; an operand in several bfloat16 parts counts once.
 
-    A token: k·kᵀ and q·kᵀ for a key head; for a value head the inverse of the triangle, its product
-    with what is written, the scores' with that, and S·k, S·q and k·deltaᵀ.
+    Of each token and key head: k·kᵀ and q·kᵀ. Of each token and value head: the inverse of the
+    triangle, its product with what is written, the product of the scores with that, and S·k, S·q
+    and k·deltaᵀ.
     """
     K, V = cfg.head_k_dim, cfg.head_v_dim
     key_head = 2 * 2 * CHUNK * K
@@ -81,7 +82,7 @@ def flops_of(cfg: GDNConfig, tokens: int) -> int:
 
 
 def bytes_of(case: Case) -> int:
-    """q, k and v read and o written in their type; gates read; states read and written."""
+    """Bytes: q, k and v read and o written in their dtype; gates read; states read and written."""
     cfg, T = case.cfg, case.tokens
     state = cfg.num_v_heads * cfg.head_k_dim * cfg.head_v_dim
     moved = jnp.dtype(case.dtype).itemsize * T * 2 * (cfg.key_dim + cfg.value_dim)
@@ -89,12 +90,12 @@ def bytes_of(case: Case) -> int:
 
 
 def rounds(case: Case) -> int:
-    """Calls of a program."""
+    """How many calls of the rule a program makes."""
     return max(1, min(FEW // case.tokens, 16)) if on_gpu() else 1
 
 
 def prepare(case: Case, rule: Rule, detail: str, repeats: int = 1) -> Prepared:
-    """``rule`` on the operands, with each key head ``repeats`` times."""
+    """Prepare ``rule`` on the case's operands, with each key head repeated ``repeats`` times."""
     *operands, S = made(case)
     if repeats > 1:
         operands[:2] = (jnp.repeat(x, repeats, axis=2) for x in operands[:2])
@@ -126,17 +127,17 @@ def _make(case: Case, backend: str) -> Prepared:
 
 
 def starts(case: Case) -> np.ndarray:
-    """Where sequences begin and the last one ends."""
+    """Where each sequence begins, and where the last one ends."""
     return np.linspace(0, case.tokens, case.sequences + 1).astype(np.int32)
 
 
 def _chain(
     operands: Sequence[jax.Array], S: jax.Array, rule: Rule, rounds: int
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """Outputs and state of each of ``rounds`` calls, from the state of the one before it."""
+    """Outputs and state of each of ``rounds`` calls; each begins with the last one's state."""
     found = []
     for _ in range(rounds):
-        # Other operands for XLA: what does not depend on the state is computed in every call.
+        # XLA must take the operands for new ones, or it computes only once what needs no state.
         operands, S = lax.optimization_barrier((operands, S))
         found.append(rule(*operands, S))
         S = found[-1][1]
@@ -154,7 +155,7 @@ def drawn(cfg: GDNConfig) -> tuple[np.ndarray, ...]:
 
 
 def gates(cfg: GDNConfig, tokens: int) -> tuple[np.ndarray, ...]:
-    """g and beta float32 [T, HV], without a period: the first tokens are those of any T."""
+    """g and beta float32 [T, HV], not repeated; the first tokens are the same for every T."""
     decay, strength = (np.random.default_rng(seed) for seed in (1, 2))
     size = (tokens, cfg.num_v_heads)
     g = -np.exp(decay.uniform(np.log(1e-5), np.log(0.1), size))
@@ -162,13 +163,13 @@ def gates(cfg: GDNConfig, tokens: int) -> tuple[np.ndarray, ...]:
 
 
 def states(cfg: GDNConfig, sequences: int) -> np.ndarray:
-    """S float32, about as large as these tokens leave it."""
+    """The initial S, float32, about as large as it is after such tokens."""
     size = (sequences, cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim)
     return 0.3 * np.random.default_rng(3).standard_normal(size, np.float32)
 
 
 def made(case: Case) -> Operands:
-    """On the device; g, beta and S are float32."""
+    """The operands on the device; g, beta and S are float32."""
     cfg, T = case.cfg, case.tokens
     at = np.arange(T) % PERIOD
     q, k, v = (jnp.asarray(x, case.dtype)[at][None] for x in drawn(cfg))
@@ -177,7 +178,7 @@ def made(case: Case) -> Operands:
 
 
 def error(case: Case, o: jax.Array, S: jax.Array) -> float:
-    """The worse max_rel of the outputs, 64 tokens at a time, and of the states."""
+    """The larger of two errors: the outputs' :func:`worst_block` and the states' max_rel."""
     exact_o, exact_S = exact(case)
     worst = [float(worst_block(o[0], exact_o[0]))]
     worst += [distance(np.asarray(S), np.asarray(exact_S)).max_rel]
@@ -186,7 +187,7 @@ def error(case: Case, o: jax.Array, S: jax.Array) -> float:
 
 @jax.jit
 def worst_block(found: jax.Array, exact: jax.Array) -> jax.Array:
-    """The worst of 64 tokens each by their own largest value; [T, ..]; NaN if any is NaN."""
+    """The worst max_rel of any 64 tokens, each by their own largest value; NaN if any is NaN."""
 
     def largest(x: jax.Array) -> jax.Array:
         x = jnp.max(jnp.abs(x).reshape(len(x), -1), axis=1)
@@ -197,9 +198,9 @@ def worst_block(found: jax.Array, exact: jax.Array) -> jax.Array:
 
 @functools.lru_cache(maxsize=8)
 def exact(case: Case) -> tuple[jax.Array, jax.Array]:
-    """Outputs and states token by token in float64 on the device, rounded to float32.
+    """Outputs and states computed token by token in float64 on the device, rounded to float32.
 
-    NaN where NumPy's float64 finds other outputs for the first tokens.
+    NaN if NumPy's float64 disagrees about the outputs of the first tokens.
     """
     *tokens, S = made(case)
     n = case.sequences
@@ -215,7 +216,7 @@ def exact(case: Case) -> tuple[jax.Array, jax.Array]:
 
 @jax.jit
 def _token_by_token(rows: Sequence[jax.Array], S: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The recurrence of rows [B, T, ..] as its equations read."""
+    """The recurrence of rows [B, T, ..], written as in its equations."""
     groups = rows[2].shape[2] // rows[0].shape[2]
     scale = rows[0].shape[-1] ** -0.5
 

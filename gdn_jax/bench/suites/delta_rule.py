@@ -1,4 +1,4 @@
-"""The delta rule of one token by itself, its states updated in place."""
+"""The delta rule of one token by itself; its states are updated in place."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def draw(cfg: GDNConfig, batch: int) -> tuple[np.ndarray, ...]:
 
 
 def error(drawn: Sequence[np.ndarray], o: np.ndarray, S: np.ndarray) -> float:
-    """The worse max_rel of o and of the new state to float64."""
+    """The larger of the two max_rel to float64: of o and of the new state."""
     *operands, before = drawn
     exact_o, exact_S = oracle.recurrent_gated_delta_rule(*operands, initial_state=before)
     return max(distance(o, exact_o).max_rel, distance(S, exact_S).max_rel)
@@ -76,7 +76,7 @@ def _workload(cfg: GDNConfig, batch: int, backend: str) -> Workload:
             states, v = carry
             after = []
             for S in states:
-                # The output is the next value, so the calls are a chain that nothing can merge.
+                # The output is the next v, so the compiler cannot merge the calls.
                 v, S = one(operands, v, S)
                 after.append(S)
             return after, v
@@ -89,7 +89,7 @@ def _workload(cfg: GDNConfig, batch: int, backend: str) -> Workload:
         operands = (q, k, g, beta)
         queued = jax.jit(chain, static_argnames="rounds", donate_argnums=0)
         o = np.asarray(poisoned(one, operands, v, S)[0])
-        # The state as the chain leaves it: updated in place, which `one` may not do.
+        # The state from the chain, which updates it in place; `one` alone may not.
         once = functools.partial(queued, rounds=1)
         first = np.asarray(poisoned(once, ([S + 0.0, S + 1.0], v + 0.0), operands)[0][0])
         carry = ([S + jnp.float32(layer) for layer in range(layers)], v + 0.0)

@@ -38,12 +38,12 @@ Carry = tuple[GDNState, jax.Array]
 TIERS = ("f32", "bf16", "q4")
 STACK = 48
 GROUPS, GROUPED_BATCHES = (12, 6, 4), (1, 8)
-"""Layers a jit, and the batches, of the synchronous rows that divide the stack."""
+"""Rows that divide the stack and wait for each call: how many layers a jit has, and the batches."""
 DISTINCT = 7
-"""Sequences that a batch repeats: coprime to any tile of rows, and cheap in float64."""
+"""How many sequences a batch repeats: coprime to any tile of rows, and cheap in float64."""
 _SMALL = ("in_proj_b", "in_proj_a", "conv_weight")
 _WIRED = 1e-3
-"""max_rel of two programs of the same stack: rounding grows a little, a mistake is O(1)."""
+"""Limit of max_rel between two programs of a stack: rounding grows a little, mistakes are O(1)."""
 _BITS = {"f32": 32, "bf16": 16, "q4": 4.5}
 
 _init = jax.jit(init_params, static_argnames="cfg")
@@ -53,7 +53,7 @@ _step = jax.jit(decode_step, static_argnames=("cfg", "backend"))
 def one_layer(
     cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
 ) -> Iterator[Workload]:
-    """:func:`gdn_jax.decode_step`, each layer of a chain on the last one's output."""
+    """:func:`gdn_jax.decode_step`: each layer of a chain takes the last one's output."""
     for tier in TIERS:
         links = min(links_for(_weight_bytes(cfg, tier)), 8)
         for batch in batches:
@@ -62,10 +62,10 @@ def one_layer(
 
 
 def stack(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Workload]:
-    """48 layers of a LayerBank in one jit, a token a call: queued, and waited for one by one.
+    """48 layers of a LayerBank in one jit, one token a call: calls queued, and each waited for.
 
-    In int4 on the GPU kernels also in jits of a few layers each (``_by6`` in the shape), so that
-    the device starts while the host still prepares the rest.
+    In int4 on the GPU kernels also as several jits of a few layers each (``_by6`` in the shape), so
+    that the device starts while the host still prepares the rest.
     """
     layers = STACK if on_gpu() else 2
     for batch, backend, tier in itertools.product(batches, backends, ("q4", "bf16")):
@@ -92,7 +92,7 @@ def stack(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> It
 
 
 def sizes(cfg: GDNConfig, tier: str, batch: int) -> tuple[str, int, int]:
-    """Shape, bytes and flops of one layer and token: weights once, state in and out."""
+    """Shape, bytes and flops of a token in one layer: weights read, state read and written."""
     state = cfg.num_v_heads * cfg.head_k_dim * cfg.head_v_dim
     history = (cfg.conv_width - 1) * cfg.conv_dim
     moved = 8 * batch * (state + history + cfg.d_model)
@@ -109,7 +109,7 @@ def _weight_bytes(cfg: GDNConfig, tier: str) -> int:
 
 
 def draw_params(cfg: GDNConfig, tier: str, key: jax.Array) -> GDNParams:
-    """Weights of a layer, drawn on the device, those of int4 as int4."""
+    """Weights of a layer, drawn on the device; int4 weights are drawn as int4."""
     params = _init(key, cfg=cfg)
     if tier == "f32":
         return params
@@ -129,7 +129,7 @@ def kernel_form(params: GDNParams) -> GDNParams:
 
 
 def draw_state(cfg: GDNConfig, batch: int) -> tuple[GDNState, jax.Array]:
-    """A state and an input x [B, D] of seven sequences in turn."""
+    """A state and an input x [B, D]; the rows are seven sequences in turn."""
     generator = np.random.default_rng(0)
     heads = (cfg.num_v_heads, cfg.head_k_dim, cfg.head_v_dim)
     frames = (cfg.conv_width - 1, cfg.conv_dim)
@@ -143,12 +143,12 @@ def draw_state(cfg: GDNConfig, batch: int) -> tuple[GDNState, jax.Array]:
 
 @functools.lru_cache
 def exact_steps(cfg: GDNConfig, tier: str) -> list[dict[str, np.ndarray]]:
-    """Every operator of each of the seven sequences' token in float64, with the first weights."""
+    """Every operator in float64 for each of the seven sequences' token, with the first weights."""
     return exact_rows(cfg, tier, *draw_state(cfg, DISTINCT))
 
 
 def exact_rows(cfg: GDNConfig, tier: str, state: GDNState, x: Any) -> list[dict[str, np.ndarray]]:
-    """Every operator of each row's token in float64, with the first weights."""
+    """Every operator in float64 for each row's token, with the first weights."""
     host = exact_weights(cfg, tier)
     S, hist, x = (oracle.wide(np.asarray(a)) for a in (state.S, state.conv_hist, x))
     return [oracle.step(host, cfg, S[b], hist[b], x[b]) for b in range(len(x))]
@@ -161,12 +161,12 @@ def exact_weights(cfg: GDNConfig, tier: str) -> dict[str, np.ndarray]:
 
 
 def layer_error(cfg: GDNConfig, tier: str, y: jax.Array, after: GDNState) -> float:
-    """The worst max_rel of output, state and history of every row to float64."""
+    """The worst max_rel to float64 of any row's output, state or history."""
     return rows_error(exact_steps(cfg, tier), y, after)
 
 
 def rows_error(exact: Sequence[dict[str, np.ndarray]], y: jax.Array, after: GDNState) -> float:
-    """The worst max_rel of output, state and history of every row to those in turn."""
+    """The worst max_rel of any row's output, state or history, to ``exact[b % len(exact)]``."""
     found = {"OUT": y, "S": after.S, "HIST": after.conv_hist}
     return max(
         distance(row, exact[b % len(exact)][name]).max_rel
@@ -210,7 +210,7 @@ def _workload(
         y, _ = poisoned(step, params[0], state, x)
         states = [jax.tree.map(lambda s: s + 0.0, state) for _ in range(layers)]
         carry = poisoned(functools.partial(chain, rounds=1), (states, x + 0.0), params)
-        # Updated in place by the chain itself, which a step alone may not do.
+        # From the chain, which updates it in place; a step alone may not.
         first: GDNState = jax.tree.map(np.asarray, carry[0][0])
         return Prepared(
             lambda: layer_error(cfg, tier, y, first),
@@ -223,7 +223,7 @@ def _workload(
 
 @functools.lru_cache(maxsize=1)
 def made_bank(cfg: GDNConfig, tier: str, backend: str, layers: int) -> LayerBank:
-    """The bank, kept for the next workload of the same."""
+    """A bank of these layers, kept for the next workload that needs the same one."""
     bank = LayerBank(cfg, layers)
     for layer, params in enumerate(_params(cfg, tier, backend, layers)):
         bank = bank.preload(layer, params)
@@ -234,7 +234,7 @@ def made_bank(cfg: GDNConfig, tier: str, backend: str, layers: int) -> LayerBank
 def _token(
     cfg: GDNConfig, tier: str, backend: str, layers: int, by: int
 ) -> Callable[[Carry], Carry]:
-    """One token through all layers in jits of ``by`` layers, each given the weights of its own."""
+    """One token through all layers, in jits of ``by`` layers that each take their own weights."""
     bank = made_bank(cfg, tier, backend, layers)
     programs = []
     for group in itertools.batched(range(layers), by):

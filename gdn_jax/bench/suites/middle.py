@@ -1,4 +1,4 @@
-"""Everything between the two projections in one launch, the states of a stack updated in place."""
+"""The middle kernel: all between the two projections in one launch, states updated in place."""
 
 import functools
 import math
@@ -20,13 +20,13 @@ from gdn_jax.report.metrics import distance, unequal
 Carry = tuple[jax.Array, jax.Array, jax.Array]
 
 SPLITS = 8
-"""Partial sums of each large projection, which this kernel adds up."""
+"""How many partial sums of each large projection this kernel adds up."""
 
 
 def workloads(
     cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
 ) -> Iterator[Workload]:
-    """The middle kernel, which XLA has no counterpart of, over the states of 48 layers."""
+    """The middle kernel over the states of 48 layers; XLA has no counterpart to compare with."""
     for batch in batches if "pallas" in backends else ():
         shape, moved, flops = delta_rule.sizes(cfg, batch)
         moved += 4 * batch * (SPLITS * (cfg.conv_dim + cfg.value_dim) + 2 * cfg.conv_dim)
@@ -96,7 +96,10 @@ def _make(cfg: GDNConfig, batch: int, layers: int, rounds: int) -> Prepared:
 def _error(
     cfg: GDNConfig, drawn: dict[str, np.ndarray], S: np.ndarray, hist: np.ndarray, onn: np.ndarray
 ) -> float:
-    """The worst max_rel of what the second of two layers leaves; infinite where any else moved."""
+    """The worst max_rel of the second of two layers' results.
+
+    Infinite if the first layer, or a frame of the history that must not change, has changed.
+    """
     moved = unequal(S[0], drawn["S"]) + unequal(hist[0], drawn["hist"])
     moved += unequal(hist[1, :, :-1], drawn["hist"][:, :-1])
     right, found = exact(cfg, drawn), {"onn": onn, "S": S[1], "frame": hist[1, :, -1]}
@@ -106,7 +109,7 @@ def _error(
 
 @functools.partial(jax.jit, static_argnames=("cfg", "layers", "rounds"), donate_argnums=0)
 def _chain(carry: Carry, inputs: Any, cfg: GDNConfig, layers: int, rounds: int) -> Carry:
-    """All layers of a stack, ``rounds`` times: its states, and an element of each output."""
+    """All layers of a stack, ``rounds`` times: the states, and an element of each output."""
 
     def walk(carry: Carry) -> Carry:
         S, hist, _ = carry

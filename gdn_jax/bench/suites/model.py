@@ -1,4 +1,4 @@
-"""Whole models of drawn int4 weights: steps by batch and by position, and a prompt."""
+"""A whole model of random int4 weights: steps by batch and by position, and a prompt."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from gdn_jax.models.config import MODEL_PRESETS, ModelConfig
 
 
 class Sizes(NamedTuple):
-    """Positions of the rows of steps, the first for every batch; tokens of the prompt."""
+    """Positions at which steps run, every batch at the first one; tokens of the prompt."""
 
     positions: tuple[int, ...]
     prompt: int
@@ -20,16 +20,16 @@ class Sizes(NamedTuple):
 
 GPU, CPU = Sizes((100, 10_000, 100_000), 8192), Sizes((100, 1000), 128)
 _LAYERS, _VOCABULARY = 4, 4096
-"""Of a model where no GPU is measured."""
+"""The sizes where the device is no GPU."""
 
 
 def workloads(
     cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
 ) -> Iterator[Workload]:
-    """The rows of the model that has such layers; on a CPU of its first four layers.
+    """The rows of the model that has such layers; on a CPU those of its first four layers.
 
     Raises:
-        ConfigError: no model has such layers.
+        ConfigError: no known model has such layers.
     """
     found = next((model for model in MODEL_PRESETS.values() if model.gdn == cfg), None)
     if found is None:
@@ -48,7 +48,7 @@ def rows(
 ) -> Iterator[Workload]:
     """Steps by batch and by position, then a prompt.
 
-    On a GPU XLA's rows only where they are asked for by name.
+    On a GPU, XLA's rows are included only where they are asked for by name.
     """
     first, *others = sizes.positions
     for backend in backends[-1:] if on_gpu() else backends:

@@ -1,4 +1,4 @@
-"""Steps of a whole model behind so many tokens, as generation runs them."""
+"""Steps of a whole model after a number of tokens, as generation runs them."""
 
 import dataclasses
 import functools
@@ -23,15 +23,15 @@ from gdn_jax.models.generation.sampling import Sampling
 from gdn_jax.models.route import Call
 
 LIMIT = 5e-2
-"""Nats, see :func:`error`. Over 64 layers rounding attention's operands to bfloat16 costs 0.01,
-positions that are off by one, or one layer's wrong weights, 0.36 or more, on a CPU.
+"""Limit of :func:`error`, in nats. Over 64 layers, on a CPU, rounding attention's operands to
+bfloat16 costs 0.01; positions that are off by one, or one layer's wrong weights, 0.36 or more.
 """
 _STATE = 0.3
-"""How large numbers of a state are after many tokens."""
+"""The size of a state's numbers after many tokens."""
 
 
 def workload(cfg: ModelConfig, backend: str, batch: int, position: int) -> Workload:
-    """:func:`gdn_jax.models.generation.device.decode`, greedy; a link is a token of every row."""
+    """:func:`gdn_jax.models.generation.device.decode`, greedy; a link is one token of every row."""
     return Workload(
         MODEL_DECODE,
         backend,
@@ -60,7 +60,7 @@ def _make(cfg: ModelConfig, backend: str, batch: int, position: int) -> Prepared
         return device.decode(model.params, rows, keep, sampling, stops, call, LOOK)
 
     def again(rows: device.Rows) -> device.Rows:
-        """From the same position, whose array is donated each time."""
+        """Again from the same position; its array is new, because each call donates it."""
         cache = dataclasses.replace(rows.cache, length=jnp.copy(start))
         return run(dataclasses.replace(rows, cache=cache))[0]
 
@@ -74,9 +74,9 @@ def _make(cfg: ModelConfig, backend: str, batch: int, position: int) -> Prepared
 
 
 def drawn(cfg: ModelConfig, distinct: int, batch: int, position: int) -> device.Rows:
-    """``batch`` rows that have ``position`` tokens, ``distinct`` of them in turn.
+    """``batch`` rows that hold ``position`` tokens; they repeat ``distinct`` different rows.
 
-    Places from the position on are drawn as well, since no token may see them.
+    Keys and values beyond the position are drawn as well: no token may see them.
     """
     like = jax.eval_shape(
         lambda: ModelCache.zeros(cfg, distinct, work.room_for(position + LOOK), jnp.bfloat16)
@@ -99,9 +99,9 @@ def _normal(key: jax.Array, size: float, like: jax.ShapeDtypeStruct) -> jax.Arra
 
 @functools.lru_cache(maxsize=1)
 def exact(cfg: ModelConfig, backend: str, distinct: int, position: int) -> jax.Array:
-    """Log-probabilities [LOOK, distinct, vocab], each step behind the likeliest of the last.
+    """Log-probabilities [LOOK, distinct, vocab]; each step takes the likeliest token of the last.
 
-    On XLA in float32, with attention to the same bfloat16 keys, block by block.
+    Computed on XLA in float32 with the same bfloat16 keys, block by block.
     """
     params = work.made(cfg, backend).params
     rows = drawn(cfg, distinct, distinct, position)
@@ -117,8 +117,9 @@ def exact(cfg: ModelConfig, backend: str, distinct: int, position: int) -> jax.A
 def error(chosen: device.Chosen, wanted: jax.Array) -> float:
     """How far the chosen tokens are from the reference's, in nats.
 
-    The worst of: the log-probability of a token to the reference's of it; the reference's of it to
-    that of its likeliest. A row that took the other of two as likely is compared up to there.
+    The largest of two differences for any token: between its log-probability and the one that the
+    reference gives it; between the latter and that of the reference's likeliest token. A row that
+    chose another token than the reference is compared up to that token.
     """
     tokens, logprobs = map(np.asarray, chosen)
     if tokens.min() < 0 or not np.isfinite(logprobs).all():

@@ -22,15 +22,15 @@ from gdn_jax.models.route import Call
 from gdn_jax.report.metrics import distance
 
 LIMIT = 0.2
-"""max_rel of logits. Over 64 layers products with bfloat16 operands cost 0.08 of them, one layer's
-wrong weights or positions that are off by two 0.5 or more, at a width of 256 on a CPU.
+"""Limit of the logits' max_rel. Over 64 layers of width 256, on a CPU, products with bfloat16
+operands cost 0.08; one layer's wrong weights, or positions that are off by two, 0.5 or more.
 """
 _TIMES = 3
-"""Measurements at most: each takes seconds, and they lie close together."""
+"""The most measurements: each takes seconds, and their times are close together."""
 
 
 def workload(cfg: ModelConfig, backend: str, tokens: int) -> Workload:
-    """:func:`gdn_jax.models.generation.device.prefill` and the choice of a token, waited for."""
+    """:func:`gdn_jax.models.generation.device.prefill` and the choice of a token; calls wait."""
     return Workload(
         MODEL_PREFILL,
         backend,
@@ -76,7 +76,7 @@ def _make(cfg: ModelConfig, backend: str, tokens: int) -> Prepared:
 
 
 def exact(model: Model, ids: np.ndarray, room: int) -> jax.Array:
-    """Logits [1, vocab] behind a prompt on XLA in float32, attention to bfloat16 keys."""
+    """Logits [1, vocab] after a prompt, on XLA in float32 with bfloat16 keys."""
     cache, y = ModelCache.zeros(model.cfg, 1, room, model.kv_dtype), None
     for start, width in device.pieces_of([len(ids)], room):
         piece = device.padded([ids], start, width)

@@ -1,4 +1,4 @@
-"""A whole model of drawn int4 weights, and what its tokens have to move and to multiply."""
+"""A whole model of random int4 weights, and the bytes and flops that its tokens need."""
 
 import dataclasses
 import functools
@@ -22,8 +22,8 @@ _SHARPER = 2.0
 def made(cfg: ModelConfig, backend: str) -> Model:
     """The model, kept for the next row.
 
-    Its scores of attention are three times as wide as drawn norms leave them: the mean of
-    thousands of values is next to nothing, and a mistake in it nothing that a check could see.
+    Its attention scores are three times as wide as drawn norms would give: otherwise attention is
+    nearly the mean of thousands of values, so close to zero that no check could see a mistake.
 
     Raises:
         BackendUnavailableError: the backend cannot run here.
@@ -43,61 +43,61 @@ def _sharper(block: BlockParams) -> BlockParams:
 
 
 def shape(cfg: ModelConfig) -> str:
-    """Layers and vocabulary."""
+    """The shape in a row's id: number of layers, and size of the vocabulary."""
     return f"l{len(cfg.layer_types)}_v{cfg.vocab_size}"
 
 
 def room_for(tokens: int) -> int:
-    """Of a cache, as :meth:`gdn_jax.models.Model.generate` makes it."""
+    """The room that :meth:`gdn_jax.models.Model.generate` gives a cache for so many tokens."""
     return -(-tokens // ROOM_UNIT) * ROOM_UNIT
 
 
 def weight_bytes(cfg: ModelConfig) -> int:
-    """Of all weights but an embedding that is not the head: of that a token reads one row."""
+    """Bytes of all weights but an embedding that is not the head: a token reads one row of that."""
     table = weight_table(cfg).values()
     return sum(w.nbytes(w.held(WEIGHTS)) for w in table if cfg.tied or w.role != "embedding")
 
 
 def state_bytes(cfg: ModelConfig, batch: int) -> int:
-    """Of the states and histories of all linear layers, float32."""
+    """Bytes of the float32 states and histories of all linear layers."""
     gdn = cfg.gdn
     history = (gdn.conv_width - 1) * gdn.conv_dim
     return 4 * batch * len(cfg.linear_layers) * (_state(cfg) + history)
 
 
 def key_bytes(cfg: ModelConfig, batch: int, tokens: int) -> int:
-    """Of the keys and values of so many tokens in all other layers, bfloat16."""
+    """Bytes of the bfloat16 keys and values of so many tokens in all other layers."""
     width = cfg.num_key_value_heads * cfg.head_dim
     return 2 * 2 * batch * len(cfg.full_layers) * width * tokens
 
 
 def decode_bytes(cfg: ModelConfig, batch: int, position: int) -> int:
-    """Of one step: weights and keys read once, states read and written."""
+    """Bytes of one step: weights and keys are read once, states read and written."""
     moved = weight_bytes(cfg) + 2 * state_bytes(cfg, batch)
     return moved + key_bytes(cfg, batch, position)
 
 
 def decode_flops(cfg: ModelConfig, batch: int, position: int) -> int:
-    """Of one step: all products with weights, the delta rule, and attention to ``position``."""
+    """Flops of one step: products with weights, the delta rule, attention to ``position`` keys."""
     rule = 7 * len(cfg.linear_layers) * _state(cfg)
     attention = 4 * len(cfg.full_layers) * _queries(cfg) * position
     return batch * (2 * (_in_blocks(cfg) + _head(cfg)) + rule + attention)
 
 
 def prefill_bytes(cfg: ModelConfig, tokens: int) -> int:
-    """Of one prompt: weights read, states and keys written."""
+    """Bytes of one prompt: weights are read, states and keys written."""
     return weight_bytes(cfg) + state_bytes(cfg, 1) + key_bytes(cfg, 1, tokens)
 
 
 def prefill_flops(cfg: ModelConfig, tokens: int) -> int:
-    """Of one prompt: attention is half a square, and only the last token has logits."""
+    """Flops of one prompt: attention is half a square, and only the last token has logits."""
     rule = len(cfg.linear_layers) * chunk.flops_of(cfg.gdn, tokens)
     attention = 2 * len(cfg.full_layers) * _queries(cfg) * tokens**2
     return 2 * (tokens * _in_blocks(cfg) + _head(cfg)) + rule + attention
 
 
 def _in_blocks(cfg: ModelConfig) -> int:
-    """Weights of all matrices but embedding and head; the convolution's are one."""
+    """The number of weights in all matrices but embedding and head; taps count as a matrix."""
     table = weight_table(cfg).items()
     return sum(math.prod(w.shape) for n, w in table if "blocks." in n and len(w.shape) == 2)
 

@@ -12,13 +12,15 @@ from gdn_jax.report.record import Row
 TOKENS = (16384, 65536, 4096)
 LEAST, MOST = 64, 131072
 XLA_TOKENS, F32_TOKENS, PACKED_TOKENS, LAYER_TOKENS = 4096, 16384, 16384, 8192
-"""At most: of the XLA form, of float32 operands, of the packed row and of the layer."""
+"""The most tokens: of the XLA form, of float32 operands, of the packed row and of the layer."""
 SEQUENCES = 8
-"""Packed, as long as each other."""
+"""How many sequences of equal length the packed row has."""
 
 
 def workloads(cfg: GDNConfig, tokens: Sequence[int], backends: Sequence[str]) -> Iterator[Workload]:
-    """The kernels, peers on the same operands, the layer, then other operands and XLA's form."""
+    """Rows of the kernels, of peers on the same operands, of the layer, then of other operands
+    and of XLA's form.
+    """
     each = [Case(cfg, T) for T in tokens]
     wide = [Case(cfg, T, "float32") for T in tokens if T <= F32_TOKENS]
     part = min(PACKED_TOKENS, max(tokens)) // SEQUENCES
@@ -38,7 +40,7 @@ def workloads(cfg: GDNConfig, tokens: Sequence[int], backends: Sequence[str]) ->
 
 
 def parts(rows: Sequence[Row]) -> list[Row]:
-    """What share of each timed layer its parts take, each timed by itself; None if not timed."""
+    """The share that each part, timed by itself, has of its layer's time; None if not timed."""
     timed = {(row["kernel"], row["shape"], row["backend"]): row["us"] for row in rows}
     found: list[Row] = []
     for (kernel, shape, backend), us in timed.items():

@@ -1,4 +1,4 @@
-"""One int4 layer over many tokens in bfloat16, and its parts by themselves."""
+"""One int4 layer over many tokens in bfloat16, and each of its parts by itself."""
 
 import dataclasses
 import functools
@@ -25,17 +25,17 @@ from gdn_jax.report.metrics import distance, unequal
 KERNEL, TIER = "prefill", "q4"
 PARTS = ("projections", "convolution", "rule")
 LAYER_LIMIT = 5e-2
-"""max_rel of a layer whose products have bfloat16 operands: its norm raises small outputs."""
+"""Limit of max_rel for a layer with bfloat16 operands: its norm amplifies small outputs."""
 ANCHOR, ANCHORED = 4, 1e-5
-"""Tokens that NumPy computes in float64, and how far from it the float32 reference may be."""
+"""How many tokens NumPy computes in float64, and how far from them the float32 reference may be."""
 _SPAN = 64
-"""Tokens at either end at which the convolution is checked."""
+"""How many tokens at either end the convolution is checked at."""
 
 _weights = functools.lru_cache(maxsize=1)(exact_weights)
 
 
 def workloads(cfg: GDNConfig, tokens: int, backend: str) -> Iterator[Workload]:
-    """:func:`gdn_jax.prefill`, then each of its parts as it computes them."""
+    """A row of :func:`gdn_jax.prefill`, then one for each of its parts."""
     D, C, state = cfg.d_model, cfg.conv_dim, cfg.num_v_heads * cfg.head_k_dim * cfg.head_v_dim
     _, one, flops = sizes(cfg, TIER, 1)
     history = (cfg.conv_width - 1) * C
@@ -66,7 +66,7 @@ def workloads(cfg: GDNConfig, tokens: int, backend: str) -> Iterator[Workload]:
 def _start(
     cfg: GDNConfig, tokens: int, backend: str
 ) -> tuple[GDNParams, GDNParams, GDNState, jax.Array]:
-    """Weights as drawn and as the backend has them, a state, and inputs [1, T, D]."""
+    """Weights as drawn and in the backend's layout, a state, and inputs [1, T, D]."""
     select_backend(KERNEL, cfg, backend=backend)
     params = draw_params(cfg, TIER, jax.random.key(0))
     state, _ = draw_state(cfg, 1)
@@ -102,7 +102,10 @@ def layer_error(
     found: tuple[jax.Array, GDNState],
     wanted: tuple[jax.Array, GDNState],
 ) -> float:
-    """The worst max_rel of outputs, state and history, of a reference that float64 agrees with."""
+    """The worst max_rel of outputs, state and history to a reference.
+
+    Infinite if the first outputs of that reference disagree with float64.
+    """
     S, hist = (np.asarray(x[0]) for x in (state.S, state.conv_hist))
     few = np.asarray(xs[0, :ANCHOR])
     exact = oracle.layer_trace(_weights(cfg, TIER), cfg, few, S=S, conv_hist=hist)

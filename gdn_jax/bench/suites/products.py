@@ -1,4 +1,4 @@
-"""Matrix products of one to a few rows, and what reading their int4 weights alone costs."""
+"""Matrix products of one or a few rows, and what reading their int4 weights costs by itself."""
 
 import dataclasses
 import functools
@@ -34,9 +34,9 @@ def shapes(cfg: GDNConfig) -> tuple[tuple[int, int], ...]:
 
 
 def int4(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Workload]:
-    """The public int4 product, its weights in the exchange form for XLA, in the kernel's else.
+    """The public int4 product: weights in the exchange form for XLA, else in the kernels' layout.
 
-    Before those of a shape, the kernel that reads the same blocks and only adds up their words.
+    The rows of a shape begin with the kernel that reads the same blocks and only adds their words.
     """
     for N, K in shapes(cfg):
         if "pallas" in backends:
@@ -50,7 +50,7 @@ def int4(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Ite
 
 
 def floats(cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]) -> Iterator[Workload]:
-    """Float weights, float32 rows and sums."""
+    """Products of float weights with float32 rows, summed in float32."""
     for kernel, (N, K) in itertools.product(("float32", "bfloat16"), shapes(cfg)):
         for batch, backend in itertools.product(batches, backends):
             function = dense.matmul if backend == "xla" else kernels.float_product
@@ -93,7 +93,7 @@ def _workload(
 
 
 def _chain(one: Product, rounds: int, x: jax.Array, weights: Sequence[Any]) -> jax.Array:
-    """One product after the other, an element of each returned so that none is left out."""
+    """One product after the other; an element of each is used, so the compiler leaves none out."""
 
     def walk(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, kept = carry[0], []
@@ -134,7 +134,7 @@ def draw_floats(N: int, K: int, dtype: Any, key: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def draw_q4(N: int, K: int, key: jax.Array) -> Q4Array:
-    """Any words, scales of either sign; weights of about K**-0.5, drawn on the device."""
+    """Random words and scales of either sign, drawn on the device; weights of about K**-0.5."""
     bits, sizes, signs = jax.random.split(key, 3)
     words = jax.random.bits(bits, (N, K // 8), jnp.uint32)
     scales = jax.random.uniform(sizes, (N, K // GROUP), minval=0.1, maxval=0.3) * K**-0.5

@@ -1,4 +1,4 @@
-"""T tokens of one layer with a host round trip each, against one run on the device."""
+"""T tokens of one layer: with a host round trip for each, and in one run on the device."""
 
 import functools
 import time
@@ -24,7 +24,7 @@ TIER = "q4"
 def workloads(
     cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
 ) -> Iterator[Workload]:
-    """Both ways for the int4 layer, a token's time each; the check counts unequal elements."""
+    """The int4 layer both ways, the time of a token in each; the check counts unequal elements."""
     for batch in batches[:1]:
         for backend in backends:
             yield _workload(cfg, batch, backend, "roundtrip_device")

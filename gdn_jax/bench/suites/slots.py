@@ -1,4 +1,4 @@
-"""Sequences in the slots of a pool: steps against their number, the pool's size and their age."""
+"""Sequences in the slots of a pool: steps by the batch, the pool's size and the sequences' age."""
 
 import functools
 import math
@@ -31,16 +31,16 @@ Carry = tuple[StatePool, jax.Array, jax.Array]
 STEP = "slots_step_q4"
 TIER = "q4"
 POOLS = (8, 64, 512)
-"""Slots of the pools that one batch is stepped in."""
+"""Sizes of the pools, in slots, in which one batch is stepped."""
 BATCH8_LIMIT = 1.35
 
 
 def workloads(
     cfg: GDNConfig, batches: Sequence[int], backends: Sequence[str]
 ) -> Iterator[Workload]:
-    """Steps of every batch in one pool, then of the first in other pools and of long sequences.
+    """Steps of every batch in one pool; of the first batch in other pools and in old sequences.
 
-    Then what :mod:`gdn_jax.bench.suites.branches` has: drafts, commits and forks.
+    Then the drafts, commits and forks of :mod:`gdn_jax.bench.suites.branches`.
     """
     first, slots = batches[0], max(2 * max(batches), 128 if on_gpu() else 1)
     others = [n for n in (POOLS if on_gpu() else POOLS[1:2]) if n >= first and n != slots]
@@ -54,9 +54,9 @@ def workloads(
 
 
 def batch8(rows: Sequence[Row], copy_gbps: float | None) -> list[Check]:
-    """Time at B = 8, less that of seven more states at the copy's rate, over the time at B = 1.
+    """The time at B = 8, less seven states' time at the copy's rate, over the time at B = 1.
 
-    Of the Pallas rows of one pool; nothing where either has no time.
+    A check of the Pallas rows of one pool; none where either row has no time.
     """
     mine = [r for r in rows if (r["kernel"], r["backend"]) == (STEP, "pallas") and r["us"]]
     timed = {(r["shape"], r["batch"]): r for r in mine}
@@ -119,7 +119,7 @@ def _step(
 
 @functools.partial(jax.jit, static_argnames=("rounds", "backend"), donate_argnums=0)
 def _steps(carry: Carry, bank: LayerBank, rows: jax.Array, rounds: int, backend: str) -> Carry:
-    """``rounds`` tokens through all layers: the pool, the last output and the very first."""
+    """``rounds`` tokens through all layers: the pool, the last output and the very first one."""
     pool, x, _ = carry
     outputs = []
     for layer in [*range(bank.num_layers)] * rounds:

@@ -1,1 +1,1 @@
-"""From a model's logits to text, tokens chosen on the device."""
+"""From a model's logits to text; tokens are chosen on the device."""

@@ -18,22 +18,23 @@ from gdn_jax.models.route import Call, Route
 from gdn_jax.types import Array
 
 PROMPT_PIECE = 2048
-"""Most tokens of a prompt that run at once."""
+"""The most tokens of a prompt that run at once."""
 LARGE_ROOM = 8 * PROMPT_PIECE
-"""Room of a cache above which pieces are half as long: it leaves less memory, and masks grow."""
+"""Above this room of a cache pieces are half as long: less memory is free, masks are larger."""
 PROMPT_PIECES = 2 * PROMPT_PIECE
-"""Most tokens of all prompts together that run at once, unless rows are more than that."""
+"""The most tokens of all prompts together that run at once, unless there are more rows."""
 SMALLEST = 16, 256
-"""Smallest numbers of tokens, and of places in the cache, that programs are compiled for."""
+"""The smallest number of tokens, and of places in the cache, that a program is compiled for."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
-    """B sequences between two tokens.
+    """What B sequences carry between two tokens of generation.
 
-    ``token`` int32 [B] comes next; ``made`` counts the tokens chosen, ``left`` those still wanted,
-    and a row of none is idle; ``seen`` bool [B, vocab] where a penalty needs it.
+    ``token`` int32 [B] is each row's next input; ``made`` counts the tokens chosen so far, ``left``
+    those still wanted, and a row with none left is idle; ``seen`` bool [B, vocab] marks the tokens
+    of the prompt and the answer, where a penalty needs them.
     """
 
     cache: ModelCache
@@ -51,29 +52,30 @@ class Chosen(NamedTuple):
 
 
 def bucket(n: int, smallest: int) -> int:
-    """The power of two from ``smallest`` on that holds ``n``."""
+    """The least power of two that is at least ``n`` and at least ``smallest``."""
     return max(smallest, 1 << max(n - 1, 0).bit_length())
 
 
 def reach_of(bound: int, room: int) -> int:
-    """How far attention looks for rows of up to ``bound`` tokens."""
+    """How many places of the cache attention reads for rows of up to ``bound`` tokens."""
     return min(bucket(bound, SMALLEST[1]), room)
 
 
 def step_reach(route: Route, rows: int, bound: int, room: int) -> int:
-    """How far the attention of one token a row looks; each number compiles a loop of its own.
+    """How many places of the cache attention reads for one token a row.
 
-    Where keys are read by length, all of the room. Else XLA copies the part that it looks at: three
-    times its bytes, so that only a quarter of the room or less is worth it.
+    A loop is compiled for each different result. Where keys are read by length, it is the whole
+    room. Otherwise XLA first copies the part that it reads, which moves three times the bytes of
+    that part: this is cheaper than reading the whole room only for a quarter of it or less.
     """
     reach = reach_of(bound, room)
     return room if route.reads_by_length(rows) or 4 * reach > room else reach
 
 
 def pieces_of(lengths: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """Where the pieces of prompts begin, and how many tokens wide they are with their padding.
+    """Where the pieces of prompts begin, and how many tokens wide they are, padding included.
 
-    ``room`` is that of the cache they go into.
+    ``room`` is that of the cache which the prompts go into.
     """
     longest, share = max(lengths), PROMPT_PIECES // len(lengths)
     most = min(PROMPT_PIECE, max(SMALLEST[0], 1 << max(share, 1).bit_length() - 1))
@@ -84,7 +86,7 @@ def pieces_of(lengths: Sequence[int], room: int) -> list[tuple[int, int]]:
 
 
 def padded(rows: Sequence[np.ndarray], start: int, width: int) -> tuple[Array, Array]:
-    """Tokens ``start`` to ``start + width - 1`` of every row, and how many there are."""
+    """Tokens ``start`` to ``start + width - 1`` of every row, padded, and how many each row has."""
     ids = np.zeros((len(rows), width), np.int32)
     lengths = np.zeros(len(rows), np.int32)
     for b, row in enumerate(rows):
@@ -96,7 +98,10 @@ def padded(rows: Sequence[np.ndarray], start: int, width: int) -> tuple[Array, A
 def prefill(
     params: ModelParams, cache: ModelCache, prompts: Sequence[np.ndarray], room: int, call: Call
 ) -> tuple[Array, ModelCache]:
-    """Logits [B, vocab] of the last token of each prompt; the cache is new, and is donated."""
+    """Logits [B, vocab] of the last token of each prompt, and the cache after the prompts.
+
+    ``cache`` must be empty, and is donated.
+    """
     last = None
     for start, width in pieces_of([len(p) for p in prompts], room):
         ids, lengths = padded(prompts, start, width)
@@ -153,16 +158,16 @@ def decode(
     call: Call,
     n: int,
 ) -> tuple[Rows, Chosen]:
-    """n more tokens of every row: one loop on the device, of a length that it knows beforehand.
+    """n more tokens of every row, in one loop on the device whose length is known beforehand.
 
-    A loop that ends with the last row would ask the host before each token.
+    A loop that stops when the last row ends would wait for the host before each token.
 
     Args:
         params: the weights.
         rows: donated.
         keep: bool [B]; a row that is not kept ends.
         sampling: how tokens are chosen.
-        stops: int32 [any], tokens that end a row.
+        stops: int32, one axis of any length: tokens that end a row.
         call, n: static.
     """
 

@@ -9,8 +9,9 @@ while the host decodes text, looks for stop strings and calls ``on_tokens``::
                  v       v  |             v        v        |             v        |
     device    [prompt pieces][token]     [  loop 1  ][  loop 2  ........][  loop 3  ..........
 
-So a row that stops by its text is known to stop one loop late; what the device chose beyond is
-dropped. A stop token ends a row on the device itself: see :mod:`gdn_jax.models.generation.device`.
+So the host learns one loop late that a row stops by its text; the tokens that the device chose
+after that are dropped. A stop token ends a row on the device itself: see
+:mod:`gdn_jax.models.generation.device`.
 """
 
 import dataclasses
@@ -31,16 +32,17 @@ from gdn_jax.models.params import ModelParams
 from gdn_jax.models.route import Call
 
 LOOK = 8
-"""Tokens of a row between two looks of the host."""
+"""Tokens of a row in one loop, after which the host reads them."""
 OnTokens = Callable[[int, list[int]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """Seconds until the first token, and from there on, with whatever was compiled in them.
+    """Times of all rows of a call together.
 
-    ``tokens_per_second`` counts from when the host has the first that the loop over tokens made,
-    and so without compiling it; None where there are none behind those. Of all rows of a call.
+    ``prefill`` is the seconds until the first token, ``decode`` those after it; both include what
+    was compiled meanwhile. ``tokens_per_second`` counts from when the host has read the first loop
+    of tokens, and so leaves out its compilation; it is None where no tokens follow that loop.
     """
 
     prefill: float
@@ -49,7 +51,7 @@ class Timings:
 
     @classmethod
     def of(cls, began: float, looks: Sequence[tuple[float, int]]) -> Self:
-        """From when the host looked, and the tokens that there were then; it did at least once."""
+        """From each time at which the host read tokens, and how many it had then; at least one."""
         (first, _), (last, tokens) = looks[0], looks[-1]
         rate = None
         if len(looks) > 2:
@@ -60,11 +62,12 @@ class Timings:
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """What followed one prompt.
+    """The answer to one prompt.
 
-    ``tokens`` without the stop token that ended them, and the log-probability of each under the
-    model's own distribution, whatever it was chosen by. ``text`` ends before a stop string; it is
-    None without a tokenizer. ``finish`` is ``"stop"``, ``"length"`` or ``"interrupted"``.
+    ``tokens`` leaves out the stop token that ended them; ``logprobs`` has the log-probability of
+    each under the model's own distribution, however it was chosen. ``text`` ends before a stop
+    string; it is None without a tokenizer. ``finish`` is ``"stop"``, ``"length"`` or
+    ``"interrupted"``.
     """
 
     tokens: list[int]
@@ -76,7 +79,7 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is wanted; everything in it has been checked."""
+    """What ``generate`` is asked for; everything in it has been checked."""
 
     prompts: Sequence[np.ndarray]
     max_new_tokens: int
@@ -114,7 +117,7 @@ class _Row:
         return True
 
     def done(self, timings: Timings) -> Generated:
-        """The answer; its text is not to be asked for twice."""
+        """The answer. Call this once: it also takes the end of the text."""
         text = None
         if self._stream is not None:
             text = self._text + self._stop.push(self._stream.finish()) + self._stop.finish()
@@ -125,9 +128,9 @@ class _Row:
 def generate(
     params: ModelParams, call: Call, cache: ModelCache, request: Request, tokenizer: Any
 ) -> list[Generated]:
-    """The answers to all prompts of a request; the cache is new, and is donated.
+    """The answers to all prompts of a request; ``cache`` must be empty, and is donated.
 
-    ``KeyboardInterrupt``, at any time, ends them with what there is.
+    ``KeyboardInterrupt``, at any time, ends the answers where they are.
     """
     rows = [_Row(request, tokenizer) for _ in request.prompts]
     began = time.perf_counter()
@@ -146,7 +149,7 @@ def generate(
 def _chosen(
     params: ModelParams, call: Call, cache: ModelCache, request: Request, rows: list[_Row]
 ) -> Iterator[list[np.ndarray]]:
-    """Host arrays of tokens and log-probabilities [n, B], read while the next ones are made."""
+    """Tokens and log-probabilities [n, B] on the host, read while the device computes the next."""
     prompts, B = request.prompts, len(request.prompts)
     stops = np.full(device.bucket(len(request.stop_tokens), 4), -1, np.int32)
     stops[: len(request.stop_tokens)] = request.stop_tokens
@@ -182,7 +185,7 @@ def _seen(prompts: Sequence[np.ndarray], vocab: int) -> Any:
 
 
 def _give(rows: list[_Row], chosen: list[np.ndarray], on_tokens: OnTokens | None) -> None:
-    """What was chosen, to the rows that still want it, and on to who listens."""
+    """Give the chosen tokens to the rows that still want them, and then to ``on_tokens``."""
     for b, row in enumerate(rows):
         new = []
         for token, logprob in zip(*(x[:, b].tolist() for x in chosen), strict=True):

@@ -42,27 +42,28 @@ def measure(
     chunk: int = CHUNK,
     progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
-    """The mean negative log-likelihood of every token but the first, after all those before it.
+    """The mean negative log-likelihood of every token but the first, given all those before it.
 
-    ``-log softmax(logits[t])[token t + 1]``, in float32, summed in float64. Tokens run ``chunk`` at
-    once and the cache is carried from chunk to chunk, so that without ``context`` the text is one
-    sequence: nothing is cut off, and the chunk changes nothing but the order of sums. The keys and
-    values of the whole text are held then, and the logits of one chunk.
+    ``-log softmax(logits[t])[token t + 1]`` in float32, summed in float64. ``chunk`` tokens run at
+    once and the cache is carried from chunk to chunk, so without ``context`` the text is one
+    sequence: nothing is cut off, and the size of a chunk changes only the order of sums. The device
+    then holds the keys and values of the whole text, and the logits of one chunk.
 
-    With a ``context`` shorter than the text, windows of so many tokens begin anew every ``stride``
-    tokens, half of it by default: every token is predicted once, after at least
-    ``context - stride`` others (the first window's after all there are).
+    With a ``context`` shorter than the text, a new window of that many tokens begins every
+    ``stride`` tokens, by default half of ``context``. Every token is predicted once, after at least
+    ``context - stride`` others, or in the first window after all those before it.
 
     Args:
         model: any weights.
         tokens: ids of the text, at least two.
         context: tokens of a window; all by default.
-        stride: from 1 up, shorter than ``context``, so that a window has a token to begin with.
-        chunk: tokens at once.
+        stride: at least 1 and less than ``context``, so that a window has a token to begin with.
+        chunk: tokens that run at once.
         progress: called as ``progress(done, total)`` after each chunk, in tokens run.
 
     Raises:
-        TextError: fewer than two tokens, ids beyond the vocabulary, or such a context or stride.
+        TextError: fewer than two tokens, ids beyond the vocabulary, or ``context``, ``stride`` or
+            ``chunk`` out of range.
     """
     ids = np.asarray(tokens, np.int32)
     vocab = model.cfg.vocab_size

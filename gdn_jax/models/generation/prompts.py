@@ -22,7 +22,7 @@ class Prompt:
     tokens: list[int] | None = None
 
     def as_chat(self) -> "Prompt":
-        """A text as the user's turn of a chat; anything else as it is."""
+        """A prompt of text as the user's turn of a chat; any other prompt unchanged."""
         if self.text is None:
             return self
         return Prompt(self.where, messages=[{"role": "user", "content": self.text}])
@@ -31,12 +31,13 @@ class Prompt:
         """Its token ids, at least one.
 
         Args:
-            tokenizer: that of the model, None when it has none.
+            tokenizer: the model's, or None when it has none.
             source: the model's path, for errors.
             thinking: see :meth:`gdn_jax.models.generation.tokenizer.Tokenizer.chat`.
 
         Raises:
-            TextError: no tokenizer where one is needed, no or an unfit chat template, or no tokens.
+            TextError: no tokenizer where one is needed, a chat template that is missing or does not
+                take these messages, or no tokens.
         """
         ids = self.tokens
         if ids is None:

@@ -16,12 +16,13 @@ from gdn_jax.types import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sampling:
-    """Settings as arrays, and which of them do anything, which is static.
+    """The settings as arrays; which of them have an effect is static.
 
-    In this order: logits of tokens that a row has seen are divided (above 0) or multiplied (below)
-    by ``repetition_penalty``; all are divided by ``temperature``; the ``top_k`` largest remain;
-    of these the fewest that are the most probable and have ``top_p`` of the probability together.
-    Tokens as probable as the last one that remains do so too. Temperature 0 takes the largest.
+    They apply in this order: logits of tokens that a row has seen are divided (above 0) or
+    multiplied (below) by ``repetition_penalty``; all logits are divided by ``temperature``; the
+    ``top_k`` largest remain; of these remain the fewest most probable tokens that together have
+    probability ``top_p``. Tokens as probable as the last one that remains also remain. Temperature
+    0 takes the largest logit.
     """
 
     key: Array
@@ -79,15 +80,16 @@ class Sampling:
 def choose(
     logits: Array, sampling: Sampling, rows: Array, positions: Array, seen: Array | None
 ) -> tuple[Array, Array]:
-    """A token a row, and its log-probability under the logits as they came.
+    """One token for each row, and its log-probability under ``logits`` as given.
 
-    A row's choice depends on its logits, the seed, and its entries here, not on the batch.
+    A row's choice depends on its logits, the seed, and its entries in the arguments; not on the
+    other rows.
 
     Args:
         logits: float32 [B, vocab].
         sampling: the settings.
-        rows: int32 [B], a number for each row.
-        positions: int32 [B], how many tokens the row has been given before.
+        rows: int32 [B], a number for each row, from which its random draws come.
+        positions: int32 [B], how many tokens have been chosen for the row before.
         seen: bool [B, vocab], the tokens of each row's prompt and answer; None without a penalty.
 
     Returns:
@@ -112,7 +114,7 @@ def choose(
 
 
 def penalised(logits: Array, seen: Array, penalty: Array) -> Array:
-    """Logits of seen tokens divided by the penalty where above 0, else multiplied by it."""
+    """Logits, those of seen tokens divided by the penalty where above 0, else multiplied by it."""
     changed = jnp.where(logits > 0, logits / penalty, logits * penalty)
     return jnp.where(seen, changed, logits)
 
@@ -123,20 +125,20 @@ def largest(logits: Array, k: Array) -> Array:
 
 
 def most_probable(logits: Array, p: Array) -> Array:
-    """The fewest most probable tokens that have probability p together, ties kept; -inf elsewhere.
+    """Logits of the fewest most probable tokens that together have probability p; -inf elsewhere.
 
-    All of them where rounding leaves the whole short of p.
+    Ties are kept. All tokens are kept where rounding leaves their sum short of p.
     """
     return _kept(logits, jax.nn.softmax(logits, axis=-1), p)
 
 
 def _kept(logits: Array, shares: Array, enough: Array) -> Array:
-    """The logits from the highest bound on at which their shares add up to ``enough``, else -inf.
+    """The logits at or above a bound, -inf elsewhere.
 
-    The bound is found four bits at a time on integers in the order of the floats: eight passes
-    instead of a sort.
+    The bound is the highest at which the shares of the logits kept add up to ``enough``. It is
+    computed four bits at a time, on integers in the order of the floats: eight passes, no sort.
     """
-    # Else -0 would be below 0.
+    # Otherwise -0 would be below 0.
     bits = lax.bitcast_convert_type(jnp.where(logits == 0, 0, logits), jnp.uint32)
     top = jnp.uint32(1 << 31)
     order = jnp.where(bits >= top, ~bits, bits | top)

@@ -1,4 +1,4 @@
-"""Strings that end a text, found while it is streamed."""
+"""Strings that end a text, looked for while it is streamed."""
 
 from collections.abc import Iterable
 
@@ -8,9 +8,10 @@ from gdn_jax.errors import TextError
 class StopStrings:
     """Cuts one streamed text before the first stop string, wherever its pieces begin and end.
 
-    Of several the one that is complete first counts, and of those that end together the longest, so
-    the result does not depend on the pieces. Text that may become a stop string is held back until
-    that is decided: ``"".join(map(stop.push, pieces)) + stop.finish()`` is the text up to there.
+    The stop string that is complete first counts, and the longest of those that end together, so
+    the result does not depend on the pieces. Text that may be the start of a stop string is held
+    back until that is decided: ``"".join(map(stop.push, pieces)) + stop.finish()`` is the text
+    before the stop string.
 
     Raises:
         TextError: a stop string that is empty or not a string.
@@ -26,7 +27,7 @@ class StopStrings:
                 raise TextError(f"stop string {string!r}; needed a string that is not empty")
 
     def push(self, text: str) -> str:
-        """What may be shown after this piece; nothing more once a stop string was found."""
+        """The text that may be shown after this piece; empty once a stop string was found."""
         if self.found is not None:
             return ""
         text = self._held + text
@@ -40,12 +41,12 @@ class StopStrings:
         return text[:shown]
 
     def finish(self) -> str:
-        """What was still held back, at the end of the text."""
+        """The text that is still held back; call it at the end of the text."""
         held, self._held = self._held, ""
         return held
 
     def _undecided(self, text: str) -> int:
-        """The length of the longest end of ``text`` with which a stop string begins."""
+        """The length of the longest end of ``text`` that is the beginning of a stop string."""
         longest = max(map(len, self._strings), default=1) - 1
         sizes = range(min(longest, len(text)), 0, -1)
         return next((n for n in sizes if any(s.startswith(text[-n:]) for s in self._strings)), 0)

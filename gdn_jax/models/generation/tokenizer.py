@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the files of a checkpoint directory."""
+"""Text to token ids and back, with the tokenizer files of a checkpoint directory."""
 
 import datetime
 import json
@@ -15,9 +15,9 @@ from tokenizers.decoders import DecodeStream
 from gdn_jax.errors import TextError
 
 Message = Mapping[str, Any]
-"""Of a chat: ``role`` and ``content``, and whatever else the template knows."""
+"""A turn of a chat: ``role`` and ``content``, and whatever else the template knows."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
-"""Of tokenizer_config.json: names by which templates know tokens."""
+"""Fields of tokenizer_config.json: the names that templates have for special tokens."""
 
 
 class TextStream:
@@ -42,7 +42,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """What was held back, at the end: U+FFFD for a character that never became whole."""
+        """What is held back at the end: U+FFFD for a character that never became whole."""
         held, self._held = self._held, []
         return self._tokenizer.decode(held)
 
@@ -70,7 +70,7 @@ class Tokenizer:
     def load(cls, source: str | os.PathLike[str]) -> "Tokenizer | None":
         """The tokenizer of a checkpoint directory, or None where it has no ``tokenizer.json``.
 
-        A file, which may be a model in GGUF, stands for the directory that it is in.
+        Where ``source`` is a file, such as a model in GGUF, the directory that holds it is meant.
 
         The chat template is ``chat_template.jinja`` or that of ``tokenizer_config.json``.
 
@@ -104,7 +104,7 @@ class Tokenizer:
         Nothing is put before or after it.
 
         Raises:
-            TextError: surrogates, which is what bytes become that are not UTF-8.
+            TextError: the text has surrogates, which stand for bytes that are not UTF-8.
         """
         return self._tokenizer.encode(valid(text), add_special_tokens=False).ids
 
@@ -126,11 +126,11 @@ class Tokenizer:
         *,
         thinking: bool | None = None,
     ) -> str:
-        """The text of a conversation by the checkpoint's chat template.
+        """The text that the checkpoint's chat template makes of a conversation.
 
         Args:
             messages: its turns, ``{"role": "user", "content": ".."}``.
-            add_generation_prompt: whether the assistant's turn is begun at the end.
+            add_generation_prompt: whether the text ends with the start of the assistant's turn.
             thinking: the template's ``enable_thinking``; its own default when None.
 
         Raises:
@@ -149,10 +149,10 @@ class Tokenizer:
 
 
 def stop_tokens(directory: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Ids that end a text: ``eos_token_id``, a number or a list, of a checkpoint's settings.
+    """Ids that end a text: ``eos_token_id``, a number or a list, in a checkpoint's settings.
 
-    ``generation_config.json`` counts before ``config.json`` and its ``text_config``; empty where
-    none says.
+    ``generation_config.json`` counts first, then ``config.json`` and its ``text_config``; the
+    result is empty where none of them says.
 
     Raises:
         TextError: a file that is damaged, or an ``eos_token_id`` that is neither.
@@ -175,7 +175,7 @@ def stop_tokens(directory: str | os.PathLike[str]) -> tuple[int, ...]:
 
 
 def valid(text: str, what: str = "text") -> str:
-    """``text``, refused when it holds surrogates: bytes of a command line that are not UTF-8."""
+    """``text`` itself; TextError if it has surrogates, which stand for bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -188,7 +188,7 @@ def read_text(file: str | os.PathLike[str]) -> str:
     """A file of UTF-8 text.
 
     Raises:
-        TextError: it cannot be read, or where it is not UTF-8.
+        TextError: the file cannot be read, or is not UTF-8; then it says where.
     """
     try:
         data = Path(file).read_bytes()
@@ -233,7 +233,7 @@ def _token(found: Any) -> str | None:
 
 
 def _environment() -> jinja2.Environment:
-    """What templates of this kind are written for: these names, trimmed blocks, a sandbox."""
+    """What chat templates are written for: these functions, trimmed blocks; in a sandbox."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -249,7 +249,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is, not escaped for HTML as jinja2's own filter does."""
+    """Plain JSON; jinja2's own filter would escape it for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

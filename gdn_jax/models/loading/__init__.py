@@ -1,1 +1,1 @@
-"""A model's weights from files, as wide as asked for."""
+"""A model's weights from files, in the width that is asked for."""

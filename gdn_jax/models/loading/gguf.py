@@ -1,6 +1,6 @@
-"""The weights of a whole model in a GGUF file, found and checked before any is read.
+"""The weights of a whole model in a GGUF file; all are checked before any is read.
 
-Beside what :mod:`gdn_jax.checkpoints.gguf_layout` says of the linear layers, a ``qwen35`` file has
+:mod:`gdn_jax.checkpoints.gguf_layout` describes the linear layers; besides, a ``qwen35`` file has
 
 =================  ===============================  =========================================
 weight             tensor                           as in a safetensors file, but
@@ -14,8 +14,8 @@ q_norm, k_norm     blk.{i}.attn_q_norm, _k_norm     1 + w
 gate_proj ..       blk.{i}.ffn_gate, _up, _down
 =================  ===============================  =========================================
 
-each with ``.weight``. A file without output has the embedding as its head. Blocks behind the last
-layer predict further tokens.
+each with ``.weight``. In a file without output, the head is the embedding. Blocks after the last
+layer predict further tokens, and are skipped.
 
 Source: the converter and the graphs of llama.cpp.
 """
@@ -68,17 +68,18 @@ class GGUFModel:
         """Read the header.
 
         Raises:
-            CheckpointError: not a GGUF file or not a whole model, truncated, of another
-                architecture; metadata missing or out of range.
+            CheckpointError: the file is not GGUF, not a whole model, truncated, or of another
+                architecture; or its metadata are missing or out of range.
         """
         meta = Metadata.open(path)
         file = GGUFFile.of(meta)
         return cls(_config(meta, file), file)
 
     def find(self, table: Mapping[str, WeightSpec]) -> tuple[dict[str, Stored], str]:
-        """Every weight of the table by name, and a line on what there is and what is skipped.
+        """Every weight of the table by name, and a line on what the file holds and what is skipped.
 
-        Where the head is an embedding in Q4_0, ``head`` is among them, with that tensor's blocks.
+        Where the head is the embedding and that is Q4_0, the result has ``head`` too, with the
+        same tensor's blocks.
 
         Raises:
             CheckpointError: all tensors at once that are missing, unexpected, or of another shape

@@ -1,4 +1,4 @@
-"""The weights of a model in a Hugging Face directory, found and checked before any is read."""
+"""The weights of a model in a Hugging Face directory; all are checked before any is read."""
 
 import dataclasses
 import math
@@ -63,7 +63,7 @@ class HFModel:
         return cls(path, cfg)
 
     def find(self, table: Mapping[str, WeightSpec]) -> tuple[dict[str, Stored], str]:
-        """Every weight of the table by name, and a line on what there is and what is skipped.
+        """Every weight of the table by name, and a line on what the files hold and what is skipped.
 
         Raises:
             CheckpointError: shards missing or truncated; or all tensors at once that are missing,

@@ -28,8 +28,8 @@ def config_of(source: str | os.PathLike[str]) -> ModelConfig:
     """The sizes of a model: of a Hugging Face directory, or of a GGUF file's metadata.
 
     Raises:
-        CheckpointError: no such directory or file, or weights that are not read.
-        ConfigError: another architecture, or settings that are not known.
+        CheckpointError: no such directory or file, or weights that this package cannot read.
+        ConfigError: another architecture, or unknown settings.
     """
     return _opened(source).cfg
 
@@ -45,36 +45,36 @@ def load_params(
 ) -> ModelParams:
     """All weights of a model on the default device, each converted once.
 
-    First every header is checked, then that the device has room; then tensors are read one after
-    another, pieces of rows in threads, and each is on the device before the next is read. So the
-    host holds one tensor in its new form and a few pieces of it in the old one.
+    First every header is checked, then that the device has room. Then tensors are read one after
+    another, in pieces of rows by several threads, and each is on the device before the next is
+    read: the host holds one tensor in its new form and a few pieces of it in the old one.
 
-    Which tensors ``weights`` concerns: :meth:`gdn_jax.models.loading.weights.WeightSpec.held`.
-    Projections and a head of its own are float32, rounded to bfloat16, or quantised by
-    :func:`gdn_jax.quantize_q4`. A head that is the embedding stays as wide as that: both are the
-    same array, and the small
-    models that are built so lose most by an int4 head.
+    :meth:`gdn_jax.models.loading.weights.WeightSpec.held` says which tensors ``weights`` concerns.
+    Projections, and a head that is not the embedding, are float32, rounded to bfloat16, or
+    quantised by :func:`gdn_jax.quantize_q4`. A head that is the embedding is the same array and
+    keeps its width: the small models that are built so lose most by an int4 head.
 
-    Projections that a GGUF file holds in Q4_0 keep its blocks bit for bit under ``"q4"`` and
-    ``"bf16"``, and so does a head in Q4_0, then as an array beside the embedding; ``"f32"``
-    dequantises them, exactly. Its other types are dequantised and then go the way of the rest.
+    Projections that a GGUF file holds in Q4_0 keep the file's blocks bit for bit under ``"q4"`` and
+    ``"bf16"``. So does a head in Q4_0, which is then an array beside the embedding. ``"f32"``
+    dequantises them, exactly. Tensors of other GGUF types are dequantised, then treated like those
+    of any file.
 
     Args:
         source: a Hugging Face directory, or a GGUF file of the whole model.
-        cfg: what :func:`config_of` says of it.
+        cfg: the sizes that :func:`config_of` returns for it.
         weights: ``"bf16"``, ``"q4"`` or ``"f32"``.
         kernel: whether int4 is laid out for the kernels, where the sizes allow it.
         progress: called as ``progress(name, bytes_done, bytes_total)`` after each tensor, in bytes
             of the files.
-        notes: called with a line on what the files hold, what of it is skipped, and what is wider
-            than asked for; None logs it.
+        notes: called with one line that says what the files hold, what is skipped, and what is held
+            wider than asked for; None logs that line.
 
     Raises:
         UnknownNameError: no such ``weights``.
         CheckpointError: files missing or truncated; all tensors that are missing, unexpected, or
             of another shape or type; a value that is not finite.
         QuantizationError: values that int4 cannot hold.
-        DeviceMemoryError: the device has not enough free memory.
+        DeviceMemoryError: the device has too little free memory.
     """
     check_weights("load_params", weights)
     table = weight_table(cfg)

@@ -1,4 +1,4 @@
-"""Whether something fits the device's memory, and what to tell a person where it does not."""
+"""Whether something fits into the device's memory, and what to tell a person if it does not."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from gdn_jax.errors import DeviceMemoryError
 
 
 def free_bytes() -> int | None:
-    """Bytes free on the default device, on a CPU all of the machine's memory; None if unknown."""
+    """Free bytes of the default device; on a CPU all of the machine's memory; None if unknown."""
     device = jax.devices()[0]
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
@@ -44,12 +44,12 @@ def check_fits(what: str, needed: int, advice: str) -> None:
 def explained(
     where: str, there: Mapping[str, int], new: Mapping[str, int], advice: str
 ) -> Iterator[None]:
-    """Refuses what cannot fit, and turns an allocation that fails later into one line.
+    """Refuse at the start what cannot fit, and explain in one line an allocation that fails later.
 
     Args:
         where: the call, for the message.
         there: bytes that are on the device already, by what they are for.
-        new: bytes that will be.
+        new: bytes that the block allocates, by what they are for.
         advice: what to try.
 
     Raises:

@@ -20,7 +20,7 @@ from gdn_jax.quant.quantize import quantized_rows
 from gdn_jax.types import Array
 
 NUMBERS_AT_ONCE = 2**20
-"""Of a weight: what a thread reads and converts."""
+"""How many numbers of a weight a thread reads and converts at a time."""
 THREADS = min(16, os.cpu_count() or 1)
 
 Put = Callable[[int, int], None]
@@ -29,10 +29,11 @@ Put = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A weight of a file: ``rows(a, b)`` has its rows a to b in float32, bfloat16 or float16.
+    """A weight in a file: ``rows(a, b)`` reads rows a to b - 1 as float32, bfloat16 or float16.
 
-    ``int4(a, b)``, where the file holds int4 blocks, are the words and scales of the same rows
-    with the file's own bits. ``nbytes`` are read from the file. Both run in several threads.
+    Where the file holds int4 blocks, ``int4(a, b)`` reads the words and scales of the same rows,
+    the file's own bits. Both are called from several threads. ``nbytes`` is how many bytes of the
+    file all rows take.
     """
 
     where: str
@@ -45,11 +46,11 @@ class Stored:
 def to_device(
     stored: Stored, shape: tuple[int, ...], held: str, *, kernel: bool = False
 ) -> Array | Q4Array | Q4Kernel:
-    """The weight on the default device as f32, bf16 (rounded to nearest even) or q4, complete.
+    """The whole weight on the default device as f32, bf16 (rounded to nearest even) or q4.
 
-    The host holds it in its new form and a piece of rows a thread, the device nothing beside it:
-    tensors of many sizes, allocated and freed in turn, leave gaps in its memory. int4 is laid out
-    for the kernels if ``kernel``, where the sizes allow it.
+    The host holds it in its new form, and a piece of rows for each thread. The device holds nothing
+    besides, because tensors of many sizes that are allocated and freed in turn leave gaps in its
+    memory. int4 is laid out for the kernels if ``kernel``, where the sizes allow it.
 
     Raises:
         CheckpointError: a value that is not finite.
@@ -64,7 +65,7 @@ def to_device(
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(lambda piece: put(*piece), _pieces(shape)):
             pass
-    # Not jnp.asarray, which holds two more copies on the host while it runs.
+    # jnp.asarray would hold two more copies on the host while it runs.
     return jax.block_until_ready(jax.device_put(out))
 
 

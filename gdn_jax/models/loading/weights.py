@@ -18,10 +18,10 @@ from gdn_jax.models.params import AttentionParams, BlockParams, ModelParams
 from gdn_jax.quant.q4array import GROUP
 
 WEIGHTS = ("bf16", "q4", "f32")
-"""What the projections of a model may be held as."""
+"""The widths in which the projections of a model may be held."""
 
 BYTES = {"f32": 4.0, "bf16": 2.0, "q4": 18 / GROUP}
-"""Of one weight."""
+"""Bytes of one weight in each of them."""
 
 _MOST_NAMES = 8
 
@@ -34,12 +34,12 @@ class WeightSpec:
     role: str
 
     def held(self, weights: str) -> str:
-        """How it is held in a model of ``weights``: f32, bf16 or q4.
+        """How the tensor is held in a model of ``weights``: f32, bf16 or q4.
 
-        - Projections, nearly all of a model's bytes, as ``weights`` says. Where int4 does not fit,
-          columns that are no multiple of 32, they are bf16.
-        - The embedding is never int4: a row of it is the whole input of a token, and only one is
-          read for each.
+        - Projections, nearly all of a model's bytes, are held as ``weights`` says; but bf16 instead
+          of q4 where the columns are not a multiple of 32, which int4 needs.
+        - The embedding is never int4: one of its rows is the whole input of a token, and only that
+          row is read for the token.
         - Small tensors are f32. Norms and convolution are under a thousandth of the bytes; the
           gates' b and a, A_log and dt_bias sit in the exponent of a decay that is applied again at
           every token.
@@ -96,7 +96,7 @@ def _block(cfg: ModelConfig, kind: str) -> dict[str, WeightSpec]:
 
 
 def assemble(cfg: ModelConfig, arrays: Mapping[str, Any]) -> ModelParams:
-    """The model of these arrays, by the names of :func:`weight_table`; ``head`` may lack."""
+    """The model of these arrays, by the names of :func:`weight_table`; ``head`` may be absent."""
 
     def block(i: int, kind: str) -> BlockParams:
         own = {n: arrays[f"blocks.{i}.{n}"] for n in _block(cfg, kind)}
