@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import gguf
 import jax
@@ -21,9 +20,10 @@ from gdn_jax.quant.q4_matmul import quantize_q8
 from tests.quant.test_q4_array import random_q4
 from tests.support import tools
 from tests.support.cases import LAYER, LayerCase
+from tests.support.contracts import Int4Product, decoded
 from tests.support.tools import MAX_REL, assert_close, assert_refused, assert_same_bits
 
-Q4_0, Q8_0 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
 
 MAX_REL_SUM = MAX_REL["sum"]
 
@@ -36,11 +36,6 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 def weights(seed: int, N: int, K: int) -> gdn.Q4Array:
     return gdn.quantize_q4(normal(seed, N, K))
-
-
-def decoded(w: gdn.Q4Array) -> np.ndarray:
-    """The weights in float64, decoded by the gguf package."""
-    return gguf.quants.dequantize(gdn.q4_to_gguf_blocks(w), Q4_0).astype(np.float64)
 
 
 def with_outliers(seed: int, *shape: int) -> np.ndarray:
@@ -59,12 +54,25 @@ def test_f32_against_float64(lead: tuple[int, ...], N: int, K: int):
     assert_close(y, x.astype(np.float64) @ decoded(w).T, MAX_REL_SUM)
 
 
-@pytest.mark.parametrize("form", [forms._by_groups, forms._dequantised])
-@pytest.mark.parametrize("lead", [(), (2, 3)])
-def test_both_forms_on_any_platform(form: Callable[..., jax.Array], lead: tuple[int, ...]):
-    """The CPU's form and the one of every other platform, wherever this runs."""
-    w, x = weights(18, 40, 512), with_outliers(19, *lead, 512)
-    assert_close(jax.jit(form)(x, w), x.astype(np.float64) @ decoded(w).T, MAX_REL_SUM)
+class TestByGroups(Int4Product):
+    """The CPU's form, wherever this runs."""
+
+    form = staticmethod(jax.jit(forms._by_groups))
+
+    def run(self, x: np.ndarray, w: gdn.Q4Array) -> jax.Array:
+        return self.form(x, w)
+
+    def test_any_leading_axes(self) -> None:
+        x, w = self.draw(6, 40, 512)
+        exact = x.astype(np.float64) @ decoded(w).T
+        for rows, wanted in ((x.reshape(2, 3, -1), exact.reshape(2, 3, -1)), (x[0], exact[0])):
+            assert_close(self.form(rows, w), wanted, self.LIMIT)
+
+
+class TestDequantised(TestByGroups):
+    """The form of every other platform."""
+
+    form = staticmethod(jax.jit(forms._dequantised))
 
 
 def test_other_platforms_lower_to_the_dequantised_form():

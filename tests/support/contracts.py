@@ -6,11 +6,13 @@ Sizes are a backend's own: the interpreter, which runs kernels here, takes secon
 import functools
 from typing import Any
 
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gdn_jax as gdn
 from gdn_jax import oracle
 from tests.support.cases import OPERATOR, OpCase, operator_inputs
 from tests.support.tools import MAX_REL, assert_close, assert_same_bits
@@ -161,3 +163,44 @@ class CausalConv:
             expected[row, t : t + 4, c] = True
             np.testing.assert_array_equal(np.isnan(bad), expected)
             assert_same_bits(np.asarray(bad)[~expected], np.asarray(out)[~expected])
+
+
+class Int4Product:
+    """The int4 product of float32 rows with weights [N, K]."""
+
+    LIMIT = MAX_REL["sum"]
+
+    def run(self, x: np.ndarray, w: gdn.Q4Array) -> Any:
+        """x·wᵀ on this backend."""
+        raise NotImplementedError
+
+    @staticmethod
+    def draw(B: int, N: int, K: int) -> tuple[np.ndarray, gdn.Q4Array]:
+        """Rows with outliers; every integer, and scales of both signs, one of them subnormal."""
+        rng = np.random.default_rng((B, N, K))
+        words = rng.integers(-(2**31), 2**31, (N, K // 8)).astype(np.int32)
+        scales = rng.choice([-1, 1], (N, K // 32)) * 2 ** rng.uniform(-8, -3, (N, K // 32))
+        scales[0, 0] = 2.0**-20
+        x = rng.normal(size=(B, K))
+        x[:, rng.integers(0, K, K // 40 + 1)] *= 20
+        w = gdn.Q4Array(jnp.asarray(words), jnp.asarray(scales.astype(np.float16)))
+        return x.astype(np.float32), w
+
+    @pytest.mark.parametrize(
+        ("B", "N", "K"), [(1, 64, 64), (1, 128, 384), (2, 64, 192), (4, 64, 256)]
+    )
+    def test_agrees_with_float64(self, B: int, N: int, K: int) -> None:
+        x, w = self.draw(B, N, K)
+        assert_close(self.run(x, w), x.astype(np.float64) @ decoded(w).T, self.LIMIT)
+
+    def test_a_row_does_not_see_its_neighbours(self) -> None:
+        x, w = self.draw(4, 64, 256)
+        clean = np.asarray(self.run(x, w))
+        x[1, 40] = 1e30
+        assert_same_bits(np.delete(self.run(x, w), 1, 0), np.delete(clean, 1, 0))
+
+
+def decoded(w: gdn.Q4Array) -> np.ndarray:
+    """The weights in float64, decoded by the gguf package."""
+    blocks, kind = gdn.q4_to_gguf_blocks(w), gguf.GGMLQuantizationType.Q4_0
+    return gguf.quants.dequantize(blocks, kind).astype(np.float64)
