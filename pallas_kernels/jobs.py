@@ -1,4 +1,4 @@
-"""Independent jobs of one launch: a kernel launched costs about 2 µs, whatever it does."""
+"""Several independent jobs in one kernel launch, since a launch costs about 2 µs by itself."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Products of one x with several matrices in one launch."""
+"""Joint products: one x times several matrices, in one kernel launch."""
 
 import functools
 import itertools
@@ -13,7 +13,9 @@ from pallas_kernels.layer import projections
 
 @functools.partial(jax.jit, static_argnames="interpret")
 def slices(x: jax.Array, *weights: jax.Array, interpret: Any = None) -> tuple[jax.Array, ...]:
-    """K slices of ``y = w·x`` for every w, to be added in order: float32 [splits, B, N] each.
+    """``y = w·x`` for every w as partial sums over slices of K: float32 [splits, B, N] each.
+
+    The slices are to be added in order.
 
     Args:
         x: float32 [B, K], B at least 1.

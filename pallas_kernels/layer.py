@@ -1,7 +1,7 @@
 """One token of one layer in three launches: input projections, middle, output projection.
 
-The partial sums of an int4 output projection are left to whatever follows, XLA or a kernel, which
-adds them in one pass with its own work: less than what a sum inside this kernel cost.
+What follows, XLA or a kernel, adds the partial sums of an int4 output projection in one pass with
+its own work. That costs less than a sum inside this kernel did.
 """
 
 import functools
@@ -68,7 +68,7 @@ def step(
         S, hist: float32 [L, N, HV, K, V] and [L, N, W-1, C], the states of a stack.
         place: the part of the stack, and the slots of the rows.
         heads: heads and widths.
-        trace: also return what the middle kernel reads back and ONN.
+        trace: also return the intermediates of the middle kernel, and ONN.
         clusters: whether the device has thread-block clusters, from compute capability 9.0 on.
         interpret: ``plgpu.InterpretGPUParams`` to compute on a CPU; float weights only.
 
@@ -77,7 +77,7 @@ def step(
         by name.
     """
     states = jax.new_ref(S), jax.new_ref(hist)
-    # The large jobs are a little less than one wave of CTAs; the small ones run in what it leaves.
+    # The large jobs take a little less than one wave of CTAs; the small ones run in the rest of it.
     jobs = projections(x, weights.qkv, weights.z)
     splits, block = tuning.gate_slices(x.shape[1])
     jobs += [float_gemv.job(x, w, splits=splits, block=block) for w in (weights.b, weights.a)]

@@ -1,4 +1,4 @@
-"""The layer and the slots of a batch's rows in a stack of states, and states updated in place."""
+"""Where a kernel reads and writes the states of a batch: a layer of a stack, and slots of rows."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

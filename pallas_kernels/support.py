@@ -1,17 +1,17 @@
-"""What this package can run on the present device."""
+"""What this package can run on the device at hand."""
 
 from collections.abc import Sequence
 
 import jax
 
 MIN_CAPABILITY = (8, 0)
-"""The least compute capability of kernels without TMA and WGMMA."""
+"""The least compute capability for kernels without TMA and WGMMA."""
 CHUNK_CAPABILITY = (9, 0)
-"""The compute capability of those with: the kernels over chunks."""
+"""The compute capability for kernels with TMA and WGMMA, which are those over chunks."""
 
 
 def has_clusters() -> bool:
-    """Whether the device has thread-block clusters; so it is assumed where there is no GPU."""
+    """Whether the device has thread-block clusters; without a GPU it is assumed to."""
     return getattr(jax.devices()[0], "compute_capability", None) is None or capability() >= (9, 0)
 
 
@@ -21,7 +21,7 @@ def capability() -> tuple[int, ...]:
 
 
 def device_reason(only: tuple[int, ...] | None = None) -> str | None:
-    """Why no kernel runs on this device; None when they do.
+    """Why no kernel can run on this device; None when kernels can.
 
     ``only``: the one compute capability that kernels with WGMMA are compiled for.
     """

@@ -1,1 +1,1 @@
-"""What a run of checks or times says: its data, its metrics, and how it is shown."""
+"""The report of a run of checks or times: its data, its metrics, and how it is shown."""

@@ -100,10 +100,8 @@ def render_html(
 ) -> str:
     """The page of :meth:`Report.as_dict` with these plots, verify's by default.
 
-    The same text for the same data.
-
-    Tables that the page has no heading for follow under their own names, and other values under
-    "Further values", so that a report of any command can be rendered.
+    Equal data give equal text. Tables that the page has no heading for follow under their own
+    names, and other values under "Further values", so a report of any command can be rendered.
 
     Raises:
         ReportExtraError: matplotlib is missing.
@@ -166,7 +164,7 @@ def _columns(rows: list[Row]) -> list[str]:
 
 
 def _operator_grid(rows: list[Row]) -> Row:
-    """One line an operator: first and last token and the worst head of all tokens, by pair."""
+    """One line for each operator: for each pair, the first and last token and the worst head."""
     if not rows:
         return {}
     tokens = [row["token"] for row in rows]
@@ -202,7 +200,7 @@ def _rank(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    """A fact of the environment or the settings: as it is, lists and mappings in one line."""
+    """A value of the environment or the settings as text; lists and mappings in one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):

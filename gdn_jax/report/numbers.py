@@ -5,7 +5,7 @@ from typing import Any
 
 
 def number(value: Any) -> str:
-    """Counts with their thousands apart, small numbers scientific, a dash for nothing."""
+    """Counts with thousands separated, small numbers in scientific form, a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, bool):

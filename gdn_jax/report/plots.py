@@ -32,7 +32,10 @@ class Plot:
 
 
 def operator_errors(rows: list[Row]) -> Figure:
-    """Error by operator, a panel a pair: max_rel at the first token, rms_rel at first and last."""
+    """Error by operator, a panel for each pair.
+
+    It shows max_rel at the first token, and rms_rel at the first and the last token.
+    """
     pairs, operators = _distinct(rows, "pair"), _distinct(rows, "operator")
     tokens = [row["token"] for row in rows]
     marks = [("max_rel", min(tokens)), ("rms_rel", min(tokens)), ("rms_rel", max(tokens))]
@@ -55,7 +58,7 @@ def operator_errors(rows: list[Row]) -> Figure:
 
 
 def token_errors(rows: list[Row]) -> Figure:
-    """Error of the layer's output by token, a line a pair, with the limits it is held to."""
+    """Error of the layer's output by token, with the limits: a line for each pair."""
     keys = ("max_rel", "rms_rel")
     limits = dict.fromkeys(row["limit"] for row in rows if row["limit"] is not None)
     scale = LogScale([row[key] for row in rows for key in keys] + list(limits))
@@ -81,7 +84,7 @@ def token_errors(rows: list[Row]) -> Figure:
 
 
 def drift(rows: list[Row]) -> Figure:
-    """Error over a long run: of the output and of the state."""
+    """Error of the output and of the state over a long run."""
     labels = {"max_rel": "output, max_rel", "rms_rel": "output, rms_rel", "S_rms_rel": "S, rms_rel"}
     scale = LogScale(row[key] for row in rows for key in labels)
     figure, (panel,) = panels(1, 1, 3.2)
@@ -96,7 +99,7 @@ def drift(rows: list[Row]) -> Figure:
 
 
 def group_errors(rows: list[Row]) -> Figure:
-    """Error of the stored weights by group size, a line a rule."""
+    """Error of the stored weights by group size, a line for each rule."""
     sizes = {row["group"]: f"{row['group']}\n{float(row['bits']):g} bits" for row in rows}
     places = list(sizes)
     scale = LogScale(row["rms_rel"] for row in rows)

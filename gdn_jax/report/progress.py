@@ -1,4 +1,4 @@
-"""What is being worked on, on standard error: a bar on a terminal, a line a stage elsewhere."""
+"""Progress on standard error: a bar on a terminal, elsewhere a line for each stage."""
 
 import contextlib
 import time

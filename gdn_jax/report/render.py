@@ -69,7 +69,7 @@ def table(title: str, *columns: str, right: int = 0) -> Table:
 
 
 def verdict(ok: bool | None) -> Text:
-    """A coloured word."""
+    """The verdict as a coloured word."""
     if ok is None:
         return Text("–")
     return Text("ok", "green") if ok else Text("FAIL", "bold red")
@@ -112,7 +112,7 @@ def _operator_tables(rows: list[Row], out: Console) -> None:
 
 
 def _operators(pair: str, rows: list[Row]) -> Table:
-    """First and last token of every operator; S and HIST of transformers exist for the last."""
+    """First and last token of every operator; of transformers, S and HIST have only the last."""
     first, last = (end(row["token"] for row in rows) for end in (min, max))
     columns = ["operator", *(f"{m} at {t}" for t in (first, last) for m in ("max_rel", "rms_rel"))]
     made = table(
@@ -149,7 +149,7 @@ def _mib(value: float) -> str:
 
 
 def _groups(rows: list[Row]) -> Table:
-    """A line a rule, a column a group size."""
+    """A table with a line for each rule and a column for each group size."""
     sizes = {row["group"]: f"{row['group']} ({row['bits']:g} bits)" for row in rows}
     title = "in_proj_qkv, stored to original: rms_rel"
     made = table(title, "rule", *sizes.values(), right=len(sizes))

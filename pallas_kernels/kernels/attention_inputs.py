@@ -22,9 +22,9 @@ from pallas_kernels.mosaic.mlir import sync
 from pallas_kernels.place import settled
 
 WIDTHS = (128, 256)
-"""Of a head."""
+"""Widths A of a head that the kernel is written for."""
 HALVES = (32, 64)
-"""Of what is turned: R/2."""
+"""Numbers of pairs that are turned, R/2, that the kernel is written for."""
 PIECE = 128
 """Numbers that a CTA takes at once, one a thread."""
 

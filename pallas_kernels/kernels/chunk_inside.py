@@ -1,4 +1,4 @@
-"""What a chunk of 64 tokens gives without its state, for the value heads of a key head.
+"""The part of a chunk of 64 tokens that needs no state, for the value heads of a key head.
 
 Grid: a CTA of 128 threads for a chunk and a key head, whose q and k are copied in bulk once. Then
 for each value head, with G the sum of its gates from the chunk's start on,
@@ -65,7 +65,7 @@ def inside(
     kernel = plgpu.kernel(
         functools.partial(_body, interpret is not None),
         out_type=[out, out],
-        # The last axis may be long, the others end at 65535.
+        # The last axis of the grid may be long; the others end at 65535.
         grid=(HK, tokens // CHUNK),
         grid_names=("head", "chunk"),
         scratch_types=[
@@ -76,7 +76,7 @@ def inside(
             plgpu.SMEM((HV // HK, rows, CHUNK), jnp.float32),
             plgpu.Barrier(num_arrivals=2 * parts + 2),
         ],
-        # Approximate is the exponential, to two units in the last place.
+        # Only the exponential is approximate, to two units in the last place.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True, approx_math=True),
         interpret=interpret,
         kernel_name="gdn_chunk_inside",
@@ -103,7 +103,7 @@ class _Cta:
         *here, self.scratch, self.down, self.along, self.arrived = here
         self.interpreted, self.parts = interpreted, self.q.shape[0]
         self.group = self.gates.shape[1] // self.q.shape[2]
-        # Of q, k, T and P a reference for each part.
+        # One reference for each part of q, k, T and P.
         self.queries, self.keys, self.inverse, self.scores = (
             here[n : n + self.parts] for n in range(0, len(here), self.parts)
         )
@@ -111,7 +111,7 @@ class _Cta:
         self.factor = scale[0]
 
     def fetch(self) -> None:
-        """q, k and the gates of the value heads, waited for."""
+        """Fetch q, k and the gates of the value heads, and wait for them."""
         rows = pl.ds(self.chunk * CHUNK, CHUNK)
         for n in range(self.parts):
             for given, copies in ((self.q, self.queries), (self.k, self.keys)):
@@ -156,7 +156,7 @@ class _Cta:
         return jnp.exp(jnp.where(keep(row, column), apart, -jnp.inf))
 
     def _send(self, parts: Any, out: Any, i: Any) -> None:
-        """From shared to global memory, for value head i."""
+        """Copy from shared to global memory, for value head i."""
         for n in range(self.parts):
             target = out.at[n, self.chunk, self.head * self.group + i]
             plgpu.copy_smem_to_gmem(parts[n], target, commit_group=False)

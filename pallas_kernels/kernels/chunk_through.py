@@ -121,7 +121,7 @@ def _body(interpreted: bool, *refs: Any) -> None:
 
 
 class _Stage(NamedTuple):
-    """References to the parts of q, k, v, T and P: all chunks as given, a ring of them, or one."""
+    """References to the parts of q, k, v, T and P: of all chunks, of the ring, or of one stage."""
 
     q: Any
     k: Any
@@ -131,7 +131,7 @@ class _Stage(NamedTuple):
 
 
 class _Beside(NamedTuple):
-    """What is computed beside a chunk's first products: all [64, 64] but S [64, K]."""
+    """What is computed while a chunk's first products run: all [64, 64] but S [64, K]."""
 
     beta: jax.Array
     grown: jax.Array
@@ -148,7 +148,7 @@ class _Cta:
         *ring, self.arrived = refs[11:]
         self.interpreted, self.parts = interpreted, self.o.shape[0]
         self.gates = ring.pop(5 * self.parts)
-        # Of q, k, v, T, P and o a reference for each part.
+        # One reference for each part of q, k, v, T, P and o.
         *ring, self.out = (ring[n : n + self.parts] for n in range(0, len(ring), self.parts))
         self.given, self.ring = _Stage(*given), _Stage(*ring)
         self.b, self.h, i = (lax.axis_index(name) for name in ("sequence", "head", "part"))
@@ -187,7 +187,7 @@ class _Cta:
             Product(split(delta * beside.left, self.parts), own.k, beside.S),
             then=[lambda o, _: self._send(chunk, o), lambda S, _: S],
         )
-        # Nobody reads this stage any more.
+        # No product reads this stage any more.
         plgpu.commit_smem()
         sync(self.interpreted)
         if self.stages == 1:
@@ -195,7 +195,7 @@ class _Cta:
         return S
 
     def _refill(self, chunk: Any) -> None:
-        """Fetch what comes into the stage of this chunk, which nobody reads any more."""
+        """Fetch the chunk that takes the stage of this one, which no product reads any more."""
         pl.when(chunk + self.stages < self.last)(
             lambda: self.fetch(chunk + self.stages, lax.rem(chunk - self.first, self.stages))
         )
@@ -217,11 +217,11 @@ class _Cta:
         return split((values - seen * grown) * beta, self.parts), beside
 
     def _read(self, read: jax.Array, beside: _Beside) -> jax.Array:
-        """What the state before the chunk gives to o, [64, 64], from Sᵀq."""
+        """The share of o [64, 64] that comes from the state before the chunk, from Sᵀq."""
         return read * (beside.grown * self.factor)
 
     def _send(self, chunk: Any, o: jax.Array) -> None:
-        """The outputs [64, 64] of a chunk, through shared memory, where rows are tokens."""
+        """Write the outputs [64, 64] of a chunk through shared memory, where rows are tokens."""
         place = lax.rem(chunk - self.first, self.results)
         plgpu.wait_smem_to_gmem(self.results - 1, wait_read_only=True)
         sync(self.interpreted)

@@ -90,10 +90,10 @@ def _body(
     state = load(place, layout)  # [K, tile]
     if T == 1:
         operands = fetch(0)
-        # Without it the compiler puts some of these loads behind the wait for others.
+        # Without this the compiler moves some of these loads after the wait for others.
         sync(interpreted)
         state = advance(state, operands)
-        # The state leaves while the output is still summed.
+        # The state is written while the output is still summed.
         place[...] = state
         read(0, state, operands[0])
     else:
@@ -137,7 +137,7 @@ def delta_rule_decode(
         out_type=jax.ShapeDtypeStruct(v.shape, jnp.float32),
         grid=(B * HV * (V // tile),),
         grid_names=("tile",),
-        # A thread reads no element of S but those that it writes itself.
+        # A thread reads only those elements of S that it writes itself.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         interpret=interpret,
         kernel_name="delta_rule_decode",

@@ -1,9 +1,10 @@
-"""The part of the causal convolution that does not wait for the new frame, beside a projection.
+"""The causal convolution's sum over old frames, which runs beside the projections.
 
-Value heads share the channels of q and k, so many CTAs of the middle kernel need one channel and
-none of them may move its history while another still reads it. Here one CTA owns each channel: it
-reads the W-1 frames, adds up what they give to the convolution, and moves them one frame back. The
-middle kernel adds the new frame's share and writes that frame, and reads no history at all.
+It does not need the new frame. Value heads share the channels of q and k, so several CTAs of the
+middle kernel use one channel, and none of them may move its history while another still reads it.
+Here each channel belongs to one CTA: it reads the W-1 frames, sums their share of the convolution,
+and moves them one frame back. The middle kernel adds the new frame's share and writes that frame;
+it reads no history at all.
 """
 
 import functools
@@ -34,7 +35,7 @@ def job(hist: Any, weight: jax.Array, place: Place, B: int) -> Job:
     Args:
         hist: a reference to float32 [L, N, W-1, C], C a multiple of 64.
         weight: float32 [C, W], the taps, oldest first.
-        place: where the frames of the rows are read, and where they are moved to.
+        place: where the rows' frames are read, and where they are written after the move.
         B: rows.
 
     Returns:

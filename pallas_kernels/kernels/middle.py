@@ -1,4 +1,4 @@
-"""Steps 2 to 6 of one token, between its projections, in one launch: the state moves once each way.
+"""The middle kernel: steps 2 to 6 of a token in one launch; the state is read and written once.
 
 Grid: one CTA of 128 threads for ``tile`` columns of one value head's S [K, V]; the V/tile CTAs of
 a head are one cluster, because the norm of step 6 needs the whole head: each sends its sum of
@@ -96,7 +96,7 @@ def middle(
     Args:
         projected: of :mod:`pallas_kernels.kernels.history` and the projections.
         weights: the small tensors.
-        S: a reference to float32 [L, N, HV, K, V]; the slot written becomes what the slot read was.
+        S: a reference to float32 [L, N, HV, K, V]; the new state of the slot read is written.
         hist: a reference to float32 [L, N, W-1, C]; frame W-2 of the slot written is written.
         place: layer and slots of the rows.
         heads: heads and widths; K and V are 64 or 128.
@@ -145,7 +145,7 @@ def _body(heads: Heads, tile: int, names: tuple[str, ...], interpreted: bool, *r
 
 
 class _Split(NamedTuple):
-    """Step 3: a CTA's channels of q [K], k [K] and v [tile], or something of each."""
+    """Step 3: a CTA's channels of q [K], k [K] and v [tile], or a value for each of the three."""
 
     q: Any
     k: Any
@@ -186,7 +186,7 @@ class _Cta:
         weight = load(self.small.norm.at[self.mine], channels(self.tile))  # [tile]
         b, a = self._scalar(self.projected.b), self._scalar(self.projected.a)
         decay_rate, bias = self.small.A_log[self.h], self.small.dt_bias[self.h]
-        # Without it the compiler puts these loads behind the wait for those of q and k.
+        # Without this the compiler moves these loads after the wait for those of q and k.
         sync(self.interpreted)
         x, convolved = self._convolve(v_terms)
         z = functools.reduce(jnp.add, z_slices)  # [tile]
@@ -208,7 +208,7 @@ class _Cta:
         self._gated_norm(o, gate)
 
     def idle(self) -> None:
-        """A row without a slot: zeros, and what its cluster expects of it."""
+        """A row without a slot: write zeros, and wait until the cluster's barriers are set up."""
         zeros = plgpu.layout_cast(jnp.zeros((self.tile,), jnp.float32), self.per_column)
         self.outs["onn"][self.row, self.here] = zeros
         if self.tiles > 1:
@@ -223,7 +223,7 @@ class _Cta:
         return functools.reduce(jnp.add, [ref[s, self.row, self.h] for s in range(ref.shape[0])])
 
     def _terms(self, at: Any) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-        """Of some channels: the new frame's slices, the history's share, the newest tap."""
+        """For some channels: the new frame's slices, the history's share, the newest tap."""
         layout, frame = channels(at.size), self._slices(self.projected.qkv, at)
         old = load(self.projected.pre.at[self.row, at], layout)  # [at.size]
         return frame, old, load(self.projected.newest.at[at], layout)
@@ -238,13 +238,13 @@ class _Cta:
         return _Split(*inputs), _Split(*outputs)
 
     def _lay_down(self, convolved: _Split, weight: jax.Array, z: jax.Array) -> None:
-        """q, k, v and step 6's gate, into shared memory, one channel a thread."""
+        """Write q, k, v and step 6's gate to shared memory, one channel a thread."""
         self.keys_shared[0, :], self.keys_shared[1, :] = convolved.q, convolved.k
         self.values_shared[0, :], self.values_shared[1, :] = convolved.v, weight * silu(z)
         sync(self.interpreted)
 
     def _take_up(self) -> tuple[jax.Array, ...]:
-        """q [K], k [K], v [tile] and the gate [tile] from shared memory, as S lies over threads."""
+        """Read q [K], k [K], v [tile] and the gate [tile] from shared memory, in S's layout."""
         q, k = (load(self.keys_shared.at[n], self.per_row) for n in range(2))
         v, gate = (load(self.values_shared.at[n], self.per_column) for n in range(2))
         return q, k, v, gate
@@ -268,7 +268,7 @@ class _Cta:
         return self._spread(q, 0), self._spread(k, 0)
 
     def _update(self, S: Any, k: Any, v: Any, beta: Any, g: Any) -> jax.Array:
-        """Step 5 but for the output: S [K, tile] after the token."""
+        """Step 5 without the output: S [K, tile] after the token."""
         S = jnp.exp(g) * S
         delta = (v - jnp.sum(S * k, axis=0)) * beta  # [tile]
         return S + k * self._spread(delta, 1)

@@ -41,9 +41,9 @@ from pallas_kernels.q4_layout import BLOCK, TILE
 
 
 def job(x: jax.Array, *weights: jax.Array, plan: tuning.Q4Plan | None = None) -> jobs.Job:
-    """Each K slice's share of ``y = w·x``, for some matrices w that x is multiplied with.
+    """Each K slice's share of ``y = w·x``, for one or more matrices w.
 
-    One job for several shares its instructions, and so its registers.
+    Matrices in one job share its instructions, and so its registers.
 
     Args:
         x: float32 [B, K], B at least 1.

@@ -1,8 +1,8 @@
-"""A kernel that reads int32 words and adds them up: what reading alone costs on this device.
+"""The streaming kernel: it reads int32 words and adds them up, to measure what reading costs.
 
-A CTA of 128 threads reads some rows of 512 words, 16 bytes a thread of each, all of them requested
-before the first is used, and writes their sum modulo ``2**32``: the loads of the int4 kernel of one
-row, and the least work that keeps a compiler from leaving any of them out.
+A CTA of 128 threads reads some rows of 512 words, 16 bytes a thread of each row. It requests all of
+them before it uses the first, and writes their sum modulo ``2**32``. These are the loads of the
+int4 kernel for one row of x, with the least work that keeps a compiler from leaving any load out.
 """
 
 import functools

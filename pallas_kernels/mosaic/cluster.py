@@ -2,8 +2,8 @@
 
 The interpreter cannot run it: interpreted, a CTA takes the whole head and needs no cluster.
 
-Each CTA sends its number to all with stores that count themselves in at a barrier of the receiver,
-so nobody waits for the state's own stores to land, as a cluster barrier's release would.
+Each CTA sends its number to all with stores that a barrier of the receiver counts. So no CTA waits
+until the state's own stores have landed, as it would with a cluster barrier's release.
 """
 
 import functools
@@ -26,8 +26,8 @@ _INBOX = THREADS + 2
 
 
 def scratch(size: int) -> Any:
-    """Shared memory for :func:`total`: the own number once for every thread, at a multiple of 16
-    bytes as vector stores need it, a barrier of 8 bytes, and what ``size`` CTAs send.
+    """Shared memory for :func:`total`: the CTA's number once for every thread, at a multiple of 16
+    bytes as vector stores need it; a barrier of 8 bytes; and the numbers that ``size`` CTAs send.
     """
     return plgpu.SMEM((_INBOX + size,), jnp.float32)
 
@@ -59,9 +59,9 @@ def wait() -> None:
 
 
 def total(value: jax.Array, shared: Any, size: int) -> jax.Array:
-    """The sum of a float32 scalar over ``size`` CTAs in their order: once, behind :func:`wait`.
+    """The sum of a float32 scalar over ``size`` CTAs in their order; once, after :func:`wait`.
 
-    A CTA ends only when all numbers are in, so none is sent to a CTA that has ended.
+    A CTA ends only when all numbers have come, so none is sent to a CTA that has ended.
     """
     copies = lax.broadcast_in_dim(value, (THREADS,), ())
     shared[pl.ds(0, THREADS)] = plgpu.layout_cast(copies, channels(THREADS))

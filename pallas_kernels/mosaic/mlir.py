@@ -1,4 +1,4 @@
-"""Short words for the MLIR of a kernel: what Pallas has no words for, and its constants."""
+"""Short functions that emit MLIR in a kernel: what Pallas cannot express, and constants."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from jaxlib.mlir.dialects import arith, llvm, scf
 
 
 def inline(*types: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """plgpu.inline_mgpu, whose function gets no context and returns nothing."""
+    """plgpu.inline_mgpu for a function that takes no context and returns nothing."""
 
     def wrap(f: Callable[..., None]) -> Callable[..., None]:
         return plgpu.inline_mgpu(arg_types=types)(lambda context, *args: f(*args))
@@ -85,7 +85,7 @@ def elements(vector: Any) -> list[Any]:
 
 
 def store_four(base: Any, offset: int, words: Sequence[Any]) -> None:
-    """Four words in one store, ``offset`` words behind ``base``."""
+    """Store four words at once, ``offset`` words after ``base``."""
     four = llvm.mlir_undef(vector(4))
     for i, word in enumerate(words):
         four = llvm.insertelement(four, word, i32(i))
@@ -106,7 +106,7 @@ def at(ref: Any, index: Any, type_: Any) -> Any:
 
 
 def offset(pointer: Any, words: Any) -> Any:
-    """The address so many words behind another."""
+    """The address ``words`` words after another."""
     return utils.getelementptr(pointer, [words], i32_type())
 
 
@@ -116,7 +116,7 @@ def stride(ref: Any) -> int:
 
 
 def less(a: Any, b: Any) -> Any:
-    """``a < b`` of integers without sign."""
+    """``a < b`` for unsigned integers."""
     return arith.cmpi(arith.CmpIPredicate.ult, a, b)
 
 
@@ -158,7 +158,7 @@ def asm(type_: Any, operands: Sequence[Any], text: str, constraints: str) -> Any
 
 
 def hold() -> None:
-    """Keep the compiler from moving loads upwards over this place, which takes registers."""
+    """Keep the compiler from moving loads up past this place, which would take registers."""
     effect("bar.warp.sync 0xffffffff;")
 
 

@@ -20,7 +20,7 @@ BIAS, LOWEST = 127, -90
 """The exponent bias of float32, and the lowest exponent that a slice is scaled by."""
 
 SAME = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
-"""Of a number that every thread has."""
+"""The layout of a number that every thread has."""
 
 _INF, _NAN = 0x7F800000, 0x7FC00000
 _WORDS = BLOCK[0] * BLOCK[1]
@@ -63,7 +63,7 @@ class Cta:
         chunks = share.steps // share.chunk
         first_rows = self._load_x(0, 0)
         queue = [self._load(*map(m.i32, divmod(i, chunks))) for i in range(share.ahead)]
-        # Without it the compiler puts these loads behind the wait for x.
+        # Without this the compiler moves these loads after the wait for x.
         utils.warpgroup_barrier()
         self._store_digits(first_rows)
         utils.warpgroup_barrier()
@@ -131,7 +131,7 @@ class Cta:
         start = arith.addi(start, arith.shli(self.lane, m.i32(2)))
         own, zero, sums = m.offset(m.pointer(self.digits), start), [m.i32(0)] * 4, list(sums)
         for n, (w, s) in enumerate(zip(loaded[::2], loaded[1::2], strict=True)):
-            # Without it the compiler takes registers for the digits of all steps.
+            # Without this the compiler takes registers for the digits of all steps.
             m.hold()
             w = m.elements(w)
             low = [m.mask(arith.shli(word, m.i32(4)), 0xF0F0F0F0) for word in w]
@@ -176,7 +176,7 @@ class Cta:
                 llvm.store(total, m.offset(self.parts, at))
 
     def _store_digits(self, next_values: list[Any]) -> None:
-        """A warp takes one row of x at a time, and requests its next one before."""
+        """Write the digits of x: a warp takes one row at a time, and first requests the next."""
         for r in range(0, self.share.rows, WARPS):
             values = next_values
             m.hold()

@@ -1,7 +1,8 @@
-"""Products on the tensor cores of float32 values that are sums of bfloat16 parts.
+"""Tensor-core products of float32 values that are split into sums of bfloat16 parts.
 
-One part is the value rounded to bfloat16. Two or three keep 16 or 24 bits of it, and a product of
-such sums leaves out what is below its last part: 3 or 6 products of bfloat16, float32 sums.
+One part is the value rounded to bfloat16; two or three parts keep 16 or 24 of its bits. A product
+of two such sums leaves out the terms below its last part, so it takes 3 or 6 products of bfloat16,
+summed in float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 SQUARE = plgpu.Layout.WGMMA
 """How a warpgroup holds a product [64·n, N]."""
 BY_ROW, BY_COLUMN = SQUARE.reduce(1), SQUARE.reduce(0)
-"""Of one number a row, and of one a column."""
+"""The layouts of one number a row, and of one a column."""
 
 
 def shared(*shape: int) -> Any:
@@ -30,7 +31,7 @@ def shared(*shape: int) -> Any:
 
 
 def split(x: jax.Array, parts: int) -> list[jax.Array]:
-    """``parts`` bfloat16 arrays, largest first, whose sum is x but for what the last rounds off."""
+    """``parts`` bfloat16 arrays, largest first; their sum is x up to the last one's rounding."""
     rounded = []
     for n in range(parts):
         rounded.append(x.astype(jnp.bfloat16))
@@ -66,17 +67,17 @@ def products(
     then: Sequence[Callable[[jax.Array, Any], Any]] | None = None,
     interpreted: bool,
 ) -> list[Any]:
-    """All of them, issued together.
+    """Compute all of the products, issued together.
 
     Args:
         wanted: in the order in which they are waited for.
-        beside: what to do after they were issued and before the first is waited for.
-        then: for each product a function of it and of what ``beside`` gave, run while the products
-            after it are still computed; the product itself by default.
+        beside: called after the products are issued and before the first is waited for.
+        then: for each product, a function of it and of what ``beside`` returned, which runs while
+            later products are still computed; by default it returns the product itself.
         interpreted: compute them in JAX.
 
     Returns:
-        What ``then`` gave.
+        What each function of ``then`` returned.
     """
     then = then or [lambda total, _: total] * len(wanted)
     if interpreted:
@@ -93,7 +94,7 @@ def products(
         other, results = beside(), []
         for i, (total, use) in enumerate(zip(sums, then, strict=True)):
             later = sum(len(p.pairs) for p in wanted[i + 1 :])
-            # The wait does not name the registers that it is for.
+            # The wait does not say which registers it is for.
             value = lax.optimization_barrier(plgpu.wgmma_accumulator_load(total, wait_n=later))
             results.append(use(value, other))
         return results
@@ -110,10 +111,10 @@ def _interpreted(p: Product) -> jax.Array:
 
 
 def by_row(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """``x[i]`` all along row i."""
+    """x broadcast so that all of row i is ``x[i]``."""
     return plgpu.layout_cast(lax.broadcast_in_dim(x, shape, (0,)), SQUARE)
 
 
 def by_column(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """``x[j]`` all along column j."""
+    """x broadcast so that all of column j is ``x[j]``."""
     return plgpu.layout_cast(lax.broadcast_in_dim(x, shape, (1,)), SQUARE)

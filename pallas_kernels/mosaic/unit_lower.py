@@ -103,7 +103,7 @@ def _interpreted(below: jax.Array) -> jax.Array:
     return_type=plgpu.ShapeDtypeStruct((SIZE, SIZE), jnp.float32, layout=SQUARE),
 )
 def _diagonal_blocks(*arguments: Any) -> Any:
-    """The same; elsewhere it is anything."""
+    """The inverse of the diagonal blocks; all other elements are undefined."""
     _, below, scratch = arguments
     inside = utils.memref_slice(scratch, (slice(0, SIZE), slice(0, SIZE)))
     below.store_untiled(inside, optimized=False)
