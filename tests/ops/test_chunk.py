@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import gdn_jax as gdn
 from gdn_jax import oracle
 from gdn_jax.ops.chunk_xla import CHUNK_SIZES
+from tests.support.chunk_contract import ChunkRule
 from tests.support.tools import EPS, assert_close, assert_refused, assert_same_bits
 
 LIMIT = 192 * EPS
@@ -44,6 +45,13 @@ def exact(drawn: dict[str, np.ndarray], **options: Any) -> tuple[np.ndarray, np.
 def assert_right(drawn: dict[str, np.ndarray], chunk_size: int = 64, limit: float = LIMIT) -> None:
     for found, wanted in zip(chunked(**drawn, chunk_size=chunk_size), exact(drawn), strict=True):
         assert_close(found, wanted, limit)
+
+
+class TestXla(ChunkRule):
+    LIMITS: ClassVar = {"float32": LIMIT, "bfloat16": 2.0**-8 + LIMIT, "hard": LIMIT}
+
+    def run(self, **operands: Any) -> tuple[jax.Array, jax.Array]:
+        return chunked(**operands, scale=0.3)
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 63, 64, 65, 500, 1000, 4096])
@@ -198,16 +206,6 @@ def test_nan_stays_in_its_sequence() -> None:
     assert np.isfinite(np.delete(np.asarray(o), np.s_[37:88], axis=1)).all()
     assert np.isfinite(np.asarray(S)[[0, 2, 3, 4]]).all()
     assert np.isnan(S[1]).any()
-
-
-def test_half_inputs_are_computed_in_float32() -> None:
-    drawn = draw(100)
-    half = {n: jnp.asarray(x, jnp.bfloat16 if n in NAMES else None) for n, x in drawn.items()}
-    o, S = chunked(**half)
-    assert (o.dtype, S.dtype) == (jnp.bfloat16, jnp.float32)
-    want_o, want_S = exact({n: np.asarray(x, np.float32) for n, x in half.items()})
-    assert_close(S, want_S, LIMIT)
-    assert_close(o, want_o, 2.0**-8)
 
 
 def loss(rule: Any, drawn: dict[str, jax.Array]) -> jax.Array:
