@@ -30,14 +30,6 @@ settings.register_profile(
 )
 settings.load_profile("gdn")
 
-QUICKLY = "jax_disable_most_optimizations"
-
-COMPILED_QUICKLY = ("bench", "cli", "kernels", "report", "verify")
-"""Folders whose bounds do not stand on what XLA makes of the code for this processor: commands,
-mistakes that are far larger than rounding, and kernels in the interpreter, which run elsewhere.
-Half of the suite's time is compiling; without most optimisations a program takes half as long.
-"""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of this suite; CONTRIBUTING.md says when to use them."""
@@ -51,13 +43,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--optimise-all",
         action="store_true",
-        help="compile the tests marked compiled_quickly like all others",
+        help="compile with all of XLA's optimisations, as users do; takes twice as long",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What XLA compiles is shared by the processes of a run, and with the next run."""
+    """How XLA compiles, and that what it compiled serves all processes of a run, and the next run.
+
+    Half of the suite's time is compiling, and without LLVM's optimisations a program takes half as
+    long. XLA's own passes, which fuse and order sums, are the same either way.
+    """
     margins.write_to(config.getoption("--margins"))
+    quickly = not config.getoption("--optimise-all")
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quickly))
+    jax.config.update("jax_disable_most_optimizations", quickly)
     cache = getattr(config, "cache", None)
     if hasattr(config, "workerinput") or cache is None:
         return
@@ -75,28 +74,6 @@ def pytest_xdist_auto_num_workers() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what is in a folder of COMPILED_QUICKLY."""
-    if item.path.parent.name in COMPILED_QUICKLY:
-        item.add_marker("compiled_quickly")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Compile what is marked ``compiled_quickly`` without most optimisations.
-
-    Nothing compiled the one way is used the other way: a promise of equal bits is one of programs
-    compiled alike.
-    """
-    quickly = item.get_closest_marker("compiled_quickly") is not None
-    quickly &= not item.config.getoption("--optimise-all")
-    if quickly != jax.config.read(QUICKLY):
-        jax.clear_caches()
-        jax.config.update(QUICKLY, quickly)
-        os.environ[QUICKLY.upper()] = str(int(quickly))
-    return (yield)
 
 
 @functools.cache

@@ -111,7 +111,6 @@ class TestNotebook:
         here = (str(Path.home()), str(script.parents[1]), tempfile.gettempdir())
         assert not [part for part in here if part in printed]
 
-    @pytest.mark.compiled_quickly
     @pytest.mark.slow
     def test_runs_from_top_to_bottom(
         self, script: Path, execute: Callable[[Path], nbformat.NotebookNode]

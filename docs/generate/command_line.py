@@ -16,7 +16,9 @@ package.
 
 def command_line_page() -> str:
     """A heading and a block of text a command, groups before what they hold."""
-    context = click.Context(cli, info_name="gdn-jax", terminal_width=CONTEXT["max_content_width"])
+    context = click.Context(
+        cli, info_name="gdn-jax", terminal_width=CONTEXT["max_content_width"], **CONTEXT
+    )
     return "\n".join([INTRO, *_described(cli, context)])
 
 

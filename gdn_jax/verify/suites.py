@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -56,7 +56,7 @@ class Suite:
 
     what: str
     checks: tuple[str, ...]
-    parts: Mapping[str, Part] = dataclasses.field(default_factory=dict)
+    parts: dict[str, Part] = dataclasses.field(default_factory=dict)
     model: bool = False
     no_use: tuple[str, ...] = ()
     oracle: str | None = "shipped"

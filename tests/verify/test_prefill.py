@@ -219,14 +219,9 @@ def epsilon_outside(_: Honest) -> Honest:
 
 @pytest.fixture
 def traced_anew() -> Iterator[None]:
-    """A function that was traced is not looked into again, nor may a planted one be found later.
-
-    Mistakes are as wrong in programs that XLA does not optimise, which compile in half the time.
-    """
+    """A function that was traced is not looked into again, nor may a planted one be found later."""
     jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
 
 

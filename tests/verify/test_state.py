@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import importlib
 import io
 import json
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import gdn_jax as gdn
 from gdn_jax.cli.main import main
 from gdn_jax.serving import device, drafts
 from gdn_jax.serving import rows as slot_rows
-from gdn_jax.verify import subject
+from gdn_jax.verify import subject, suites
 from gdn_jax.verify.state import sequences, slot_run
 from gdn_jax.verify.state.sequences import BATCH_LIMIT, CHECKS
 
@@ -52,12 +51,12 @@ def test_it_is_green_and_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--preset", "tiny"], ["float32", "int4"]),
+        (["--preset", "tiny"], ["f32", "q4"]),
         (
             ["--preset", "tiny", "--suite", "all", "--tier", "f32"],
-            ["float32", "sequences", "prefill", "model"],
+            ["f32", "state", "prefill", "model"],
         ),
-        (["--preset", "qwen3.5-9b", "--suite", "state"], ["sequences"]),
+        (["--preset", "qwen3.5-9b", "--suite", "state"], ["state"]),
         (["--preset", "qwen3.5-9b", "--suite", "prefill"], ["prefill"]),
     ],
 )
@@ -66,15 +65,11 @@ def test_each_suite_runs_its_parts_and_only_the_layer_needs_an_oracle(
 ) -> None:
     seen = []
     monkeypatch.setattr(subject, "draw_weights", lambda cfg, seed: {})
-    for name, place in (
-        ("float32", "layer.float32"),
-        ("int4", "layer.int4"),
-        ("sequences", "state.sequences"),
-        ("prefill", "prefill.checks"),
-        ("model", "model.checks"),
-    ):
-        module = importlib.import_module(f"gdn_jax.verify.{place}")
-        monkeypatch.setattr(module, "run", lambda *_, name=name, **__: seen.append(name))
+    for suite in suites.SUITES.values():
+        for name, part in suite.parts.items():
+            noted = part._replace(run=lambda *_, name=name, **__: seen.append(name))
+            monkeypatch.setitem(suite.parts, name, noted)
+    monkeypatch.setattr(suites.bundled, "run", lambda *_, **__: seen.append("model"))
     run(*arguments)
     assert seen == expected
 
